@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.alarms.page import conditions, cures, measured
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tables.baselines import BASELINES
-from oblrpo.tables.metrics import ADDED, CHARTS, METRICS
+from oblrpo.tables.metrics import CHARTS, METRICS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -56,14 +56,8 @@ def charts() -> str:
     return _table(("chart", "how to read it", "metrics", "what to do"), rows)
 
 
-def added_in_trl() -> str:
-    """The metrics that OBLRPOTrainer adds to TRL's."""
-    return _codes(" ".join(metric.keys for metric in METRICS if metric.trl == ADDED)) + ".\n"
-
-
 PARTS = {
     "metrics.md": {"metrics": metrics, "charts": charts},
-    "reference/trl.md": {"metrics": added_in_trl},
     "reference/algorithms.md": {"algorithms": algorithms},
     "baselines.md": {"baselines": baselines},
     "failures.md": {"cures": cures},

@@ -18,6 +18,10 @@ LABORATORY = {
 }
 
 
+MOST_LINES = 32_000
+"""Lines of Python in the package, with docstrings and blank lines: what comes in has to send something out."""
+
+
 def room_of(path):
     """`("adapters", "verl", "engine")` lies in the room `adapters/verl`."""
     return "/".join(path[:2]) if path[0] == "adapters" else path[0]
@@ -109,6 +113,33 @@ def test_files_and_functions_are_short():
                 docstring = ast.get_docstring(node, clean=False) or ""
                 lines = node.end_lineno - node.lineno + 1 - len(docstring.splitlines())
                 assert lines <= 50, f"{file}: {node.name}"
+
+
+def test_the_house_does_not_grow():
+    assert sum(len(file.read_text().splitlines()) for file in FILES) <= MOST_LINES
+
+
+def bases_of(node):
+    """The names of a class's bases, without their modules and what they are generic in."""
+    return [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+
+
+def test_no_class_inherits_from_a_concrete_one_of_ours():
+    """What is inherited from is an exception, a protocol, or a base in three of the rooms: one level, never made alone."""
+    nodes = [(file, node) for file, tree in FILES.items() for node in ast.walk(tree)]
+    classes = [(file, node) for file, node in nodes if isinstance(node, ast.ClassDef)]
+    names = {node.name for _, node in classes}
+    made = {ast.unparse(node.func).rpartition(".")[2] for _, node in nodes if isinstance(node, ast.Call)}
+
+    def concrete(file, node):
+        if any(base == "Protocol" or base.endswith(("Error", "Exception")) for base in bases_of(node)):
+            return False
+        room = file.relative_to(SOURCE).parts[0]
+        return room not in {"scores", "settings", "tasks"} or node.name in made or not names.isdisjoint(bases_of(node))
+
+    wrong = {node.name for file, node in classes if concrete(file, node)}
+    heirs = {f"{file.relative_to(ROOT)}: {node.name}" for file, node in classes if not wrong.isdisjoint(bases_of(node))}
+    assert not heirs
 
 
 def test_nothing_is_unpickled():

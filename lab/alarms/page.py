@@ -35,9 +35,8 @@ def cures() -> str:
 
 
 def _section(condition: Condition) -> str:
-    what, _, looks = (condition.statistic.__doc__ or "").strip().partition("\n")
-    lines = [f"### {condition.name[0].upper()}{condition.name[1:]}", "", f"{what} {' '.join(looks.split())}", ""]
-    lines += [] if condition.wrong else ["It is reported as a note, and leaves the exit code at 0.", ""]
+    lines = [f"### {condition.name[0].upper()}{condition.name[1:]}", "", condition.about, ""]
+    lines += [] if condition.wrong else ["*A note.*", ""]
     needs = ", ".join(f"`{key}`" for key in condition.columns)
     return "\n".join([*lines, f"*Needs* {needs}.", ""])
 

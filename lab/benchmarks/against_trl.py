@@ -258,9 +258,7 @@ def words(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/against_trl"))
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")
     parser.add_argument("--model", default="", help="folder that all begin with; the recipe's if none is given")
-    parser.add_argument(
-        "--contenders", nargs="+", choices=[*TRL, *OURS], default=["trl-grpo", "trl-rloo", *OURS]
-    )
+    parser.add_argument("--contenders", nargs="+", choices=[*TRL, *OURS], default=["trl-grpo", "trl-rloo", *OURS])
     parser.add_argument("--trl-rates", nargs="+", type=float, default=[], help="learning rates of TRL's contenders")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="learning rates of ours that are fixed")
     parser.add_argument("--seeds", type=int, default=5)

@@ -39,12 +39,12 @@ class Measured:
     def __init__(self, policy: Policy, rate: float, rounds: bool, kl: float) -> None:
         self.policy, self.forwards, self.seconds = policy, 0, 0.0
         self.optimizer = torch.optim.SGD(policy.parameters, lr=rate)
-        self.schedule = SNRSchedule(self.optimizer, "auto", rounds=rounds, kl=kl)
+        self.schedule = SNRSchedule(self.optimizer, "auto", low_precision=rounds, kl=kl)
 
     def update(self, batch: Sequences, before_SC: torch.Tensor | None = None) -> tuple[float, float]:
         """Make the update that lies in `.grad`; return its rate and KL."""
         begun, self.forwards = time.perf_counter(), 0
-        if not self.schedule.rule.settings.rounds and before_SC is None:
+        if not self.schedule.rule.gauge.low_precision and before_SC is None:
             before_SC = self.logp_SC(batch)
         # Directions are no gradients, by which a step could be judged.
         self.schedule.step(NOISE, mean_length=float(batch.own_SC.sum(1).float().mean()), fresh=False)

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from lab.benchmarks.rate_rules import CHOICES, GENERATIONS, PROMPTS, World
 from oblrpo.estimators import SNRSchedule, moments
-from oblrpo.estimators.schedule import Mode
 
 WORLDS = {"sparse": "sparse", "graded": "graded", "noisy": "graded"}
 NOISE = 1.0
 """The standard deviation of what `noisy` adds to a reward."""
-MEASURED: dict[str, tuple[Mode, float | None]] = {
+MEASURED: dict[str, tuple[str, float | None]] = {
     "debiased": ("debiased", None),
     "debiased-long": ("debiased", 0.99),
     "plugin": ("plugin", None),
@@ -120,7 +119,7 @@ class Rates:
         self.schedules = {k: self._schedule(*MEASURED[kind]) for k, kind in enumerate(self.kinds) if kind in MEASURED}
 
     @staticmethod
-    def _schedule(mode: Mode, ema: float | None) -> SNRSchedule:
+    def _schedule(mode: str, ema: float | None) -> SNRSchedule:
         """One whose factor alone is wanted."""
         return SNRSchedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), mode, ema=ema)
 

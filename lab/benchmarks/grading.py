@@ -156,7 +156,7 @@ def verdicts(cases: list[dict[str, Any]]) -> list[tuple[bool, bool, bool]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("cases", type=Path)
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/reference/grading.md")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/lab_book/graders.md")
     arguments = parser.parse_args()
     cases = [json.loads(line) for line in arguments.cases.read_text(encoding="utf-8").splitlines() if line.strip()]
     table: dict[str, list[int]] = defaultdict(lambda: [0] * 7)

@@ -23,8 +23,10 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
+from oblrpo.step import Batch
 from oblrpo.step.ledger import VarianceLedger
-from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.step.off_policy import ImportanceWeights
+from oblrpo.tables.ratios import RATIOS
 from oblrpo.tasks import make_task
 
 
@@ -71,7 +73,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     ledger_of = VarianceLedger(policy, 1.0, MicroBatches(), exact=not arguments.projected)
     P, G, B = arguments.prompts, arguments.outputs, arguments.batches
-    predicted, seen, costs = {}, {}, []
+    predicted, seen, costs, on_policy = {}, {}, [], ImportanceWeights(RATIOS["none"])
     for batch in range(B):
         problems = task.train_batch(20_000 + batch, P)
         rollouts = sample(policy, [problem.prompt for problem in problems], G, LONGEST[arguments.task], 1.0)
@@ -80,7 +82,7 @@ def main() -> None:
         policy.logps(rollouts.sequences).logps_S.sum().backward()
         policy.model.zero_grad()
         between = time.perf_counter()
-        ledger = ledger_of.take(OffPolicyBatch.of(rollouts.sequences, rewards_PG), Prior(), seed=batch)
+        ledger = ledger_of.take(Batch.of(rollouts.sequences, rewards_PG), Prior(), batch, on_policy).ledger
         costs.append((time.perf_counter() - between) / (between - begun))
         for name, entry in ledger.entries.items():
             predicted.setdefault(name, []).append(entry.variance)

@@ -21,7 +21,7 @@ from oblrpo.memory import keep_freed, resident_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
 from oblrpo.settings import PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
-from oblrpo.step import Sampled
+from oblrpo.step import Samples
 from oblrpo.trainer.peak_memory import GB, peak_memory
 from oblrpo.trainer.setup import make_learner
 
@@ -41,14 +41,14 @@ def measure(arguments: argparse.Namespace) -> None:
     keep_freed()
     foretold = peak_memory(learner, config, arguments.prompt, before)
     rows, width = arguments.prompts * arguments.generations, arguments.prompt + arguments.completion
-    ids_ST = torch.randint(learner.policy.vocabulary, (rows, width))
+    ids_ST = torch.randint(learner.core.policy.vocabulary, (rows, width))
     own_ST = torch.ones_like(ids_ST)
     own_ST[:, : arguments.prompt] = 0
     rollouts = Rollouts(Sequences(ids_ST, torch.ones_like(ids_ST), own_ST, arguments.prompt), [], None)
     for step in (1, 2):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         rewards_PG = torch.rand(arguments.prompts, arguments.generations)
-        learner.learn(Sampled(rollouts, rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool)), step=step)
+        learner.learn(Samples(rollouts, rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool)), step=step)
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
     print(json.dumps({"peak": peak / GB, "foretold": foretold.total / GB, "activations": foretold.activations / GB}))
 

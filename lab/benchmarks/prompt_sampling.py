@@ -25,7 +25,8 @@ import oblrpo
 from lab.benchmarks.against_trl import table
 from lab.benchmarks.runs import mean_interval, warm_starts
 from lab.benchmarks.trl_run import Clock, watched_by
-from oblrpo.tasks import PathTask, Problem
+from oblrpo.tasks import Problem
+from oblrpo.tasks.path import PathTask
 
 PROMPTS, GENERATIONS = 32, 4
 HELD_OUT = 256

@@ -33,8 +33,9 @@ from lab.results.tried import TRIED
 from oblrpo.estimators import Moments, SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
-from oblrpo.estimators.rules import BatchFacts
-from oblrpo.estimators.schedule import RULES
+from oblrpo.estimators.rate_factors import BatchFacts
+from oblrpo.estimators.schedule import MEASURED_RATES
+from oblrpo.tables.schedules import SCHEDULES
 
 FEATURES, JUDGED, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
 WORLDS = {"sparse": 4, "graded": 4, "long-sparse": 48, "long-graded": 48}
@@ -127,12 +128,13 @@ class World:
 def run(point: Point) -> tuple[Point, float]:
     """The exact expected reward of the policy that a run ends with."""
     torch.set_num_threads(1)
-    RULES.update(blind=Blind, **TRIED)
+    MEASURED_RATES.update(blind=Blind, **TRIED)
+    SCHEDULES.update(dict.fromkeys(("blind", *TRIED), SCHEDULES["auto"]))
     mode, _, settings = point.rule.partition(":")
     given: dict[str, Any] = {name: float(value) for name, value in (s.split("=") for s in settings.split(",") if s)}
     world = World(point.world, point.seed)
     rate = given.pop("rate", None) or float(point.start)
-    schedule = SNRSchedule(torch.optim.AdamW([world.weights], lr=rate, weight_decay=0.0), mode, **given)  # type: ignore[arg-type]
+    schedule = SNRSchedule(torch.optim.AdamW([world.weights], lr=rate, weight_decay=0.0), mode, **given)
     for _ in range(point.completions // (point.prompts * GENERATIONS)):
         world.step(point.prompts, schedule)
     return point, world.expected_reward()

@@ -28,8 +28,10 @@ from oblrpo.rollout import sample
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, ScoreTape, agreement
 from oblrpo.scores.proxies import log_error
 from oblrpo.settings import TrainConfig, load_recipe
+from oblrpo.step import Batch
 from oblrpo.step.ledger import VarianceLedger
-from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.step.off_policy import ImportanceWeights
+from oblrpo.tables.ratios import RATIOS
 from oblrpo.trainer.task import task_of
 
 
@@ -37,7 +39,7 @@ from oblrpo.trainer.task import task_of
 class Drawn:
     """A batch of completions with what the tables need of it."""
 
-    batch: OffPolicyBatch
+    batch: Batch
     features: Features
     norm2_S: torch.Tensor
 
@@ -72,7 +74,7 @@ class Source:
         self.tape.forget()
         back_S = torch.cat(order).argsort()
         joined = Features(*(values_S[back_S] for values_S in vars(Features.join(features)).values()))
-        return Drawn(OffPolicyBatch.of(rollouts.sequences, rewards_PG, valid_PG), joined, norm2_S)
+        return Drawn(Batch.of(rollouts.sequences, rewards_PG, valid_PG), joined, norm2_S)
 
 
 def exponent(batches: list[Drawn], G: int) -> str:
@@ -127,7 +129,7 @@ def variances(source: Source, batches: list[Drawn], first: Drawn) -> None:
     prior, ratios, shares = Prior(), {}, []
     for number, each in enumerate((first, *batches)):
         if number:
-            ledger = ledger_of.take(each.batch, prior, seed=number)
+            ledger = ledger_of.take(each.batch, prior, number, ImportanceWeights(RATIOS["none"])).ledger
             entries = {name: entry.variance for name, entry in ledger.entries.items() if BASELINES[name].unbiased}
             for name, variance in entries.items() if entries["rloo"] else ():
                 ratios.setdefault(name, []).append(variance / entries["rloo"])

@@ -24,9 +24,10 @@ from lab.results.policies import recipe_of
 from lab.results.tried import TRIED
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import UPDATE, MeasuredRate
+from oblrpo.estimators.measuring import Step
 from oblrpo.estimators.moments import inner
-from oblrpo.estimators.rules import BatchFacts, Step
-from oblrpo.estimators.schedule import RULES
+from oblrpo.estimators.rate_factors import BatchFacts
+from oblrpo.estimators.schedule import MEASURED_RATES
 from oblrpo.report.console import Progress
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 from oblrpo.trainer.loop import Trainer
@@ -39,16 +40,17 @@ def watching(rule: type[MeasuredRate], seen: Seen) -> type[MeasuredRate]:
 
     class Watching(rule):  # type: ignore[misc,valid-type]
         def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
-            state = self.settings.optimizer.state
-            self.gradients = [(p, p.grad.clone()) for p in self._parameters if p.grad is not None]
+            state, groups = self.gauge.optimizer.state, self.gauge.optimizer.param_groups
+            parameters = [p for group in groups for p in group["params"]]
+            self.gradients = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
             if seen:
                 seen[-1]["gain"] = -inner((g, state[p][UPDATE]) for p, g in self.gradients)
             factor: float = super().factor(average, batch)
             return factor
 
-        def confine(self, change: Callable[[], Tensor]) -> Step:
-            taken: Step = super().confine(change)
-            state = self.settings.optimizer.state
+        def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
+            taken: Step = super().confine(change, used)
+            state = self.gauge.optimizer.state
             promise = -inner((g, state[p][UPDATE]) for p, g in self.gradients)
             seen.append({"kl": taken.kl, "promise": promise, "target": self.target_kl})
             return taken
@@ -59,7 +61,7 @@ def watching(rule: type[MeasuredRate], seen: Seen) -> type[MeasuredRate]:
 def run(told: argparse.Namespace) -> tuple[list[dict[str, Any]], Seen]:
     """The run's metrics after step 0, and what was seen of each update but the last."""
     seen: Seen = []
-    RULES["auto"] = watching(TRIED.get(told.rule, MeasuredRate), seen)
+    MEASURED_RATES["auto"] = watching(TRIED.get(told.rule, MeasuredRate), seen)
     recipe, begins = recipe_of(told.policy, told.seed, told.folder)
     given = begins | {
         "steps": told.steps, "prompts_per_step": told.prompts, "num_generations": 4, "seed": told.seed,

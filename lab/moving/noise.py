@@ -73,12 +73,13 @@ def frozen(run: Trained, step: int, batches: int) -> float:
     trainer, folder = run.run._trainer, run.checkpoint(step)
     learner = make_learner(load_checkpoint(folder, trainer.config), trainer.rewards, trainer.config)
     learner.load_state_dict(load_state(folder), str(folder))
-    learner.sampler.sync(learner.policy)
     P, taken = trainer.config.rollout.prompts_per_step, []
     for number in range(batches):
         torch.manual_seed(seed_of(trainer.config.run.seed, FAR + number))
-        sampled = learner.sample(trainer.task.train_batch(FAR + number, P))
-        taken.append(learner.gradient(learner.batch(sampled)).moments)
+        samples = learner.sample(trainer.task.train_batch(FAR + number, P))
+        batch = learner.core.batch(samples)
+        past = learner.core.baseline.begin(batch=batch)
+        taken.append(learner.gradient(samples, batch, past, learner.weights(samples)).moments)
     noise = mean([moments.trace_cov for moments in taken])
     return P * mean([moments.signal2 for moments in taken]) / noise if noise > 0 else math.nan
 

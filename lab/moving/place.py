@@ -126,12 +126,13 @@ def whole_steps(length: int = 16) -> Iterator[list[float]]:
     """
     learn, found = Learner.learn, list[float]()
 
-    def watched(self: Learner, sampled: Any, step: int = 0) -> Any:
-        drawn = fresh(self.policy, step, length)
-        before_SC = logps(self.policy, drawn)
-        updates = learn(self, sampled, step)
-        found.append(step_kl(before_SC, logps(self.policy, drawn)))
-        return updates
+    def watched(self: Learner, samples: Any, step: int = 0) -> Any:
+        policy = self.core.policy
+        drawn = fresh(policy, step, length)
+        before_SC = logps(policy, drawn)
+        result = learn(self, samples, step)
+        found.append(step_kl(before_SC, logps(policy, drawn)))
+        return result
 
     Learner.learn = watched  # type: ignore[method-assign]
     try:

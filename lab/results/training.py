@@ -81,10 +81,10 @@ def _train(recipe: str, settings: dict[str, Any]) -> None:
 
         aside = 0.0
 
-        def _step(self, step: int) -> dict[str, Any]:
+        def _step(self, step: int) -> tuple[dict[str, Any], str]:
             begun, self.aside = time.process_time(), 0.0
-            metrics = super()._step(step)
-            return metrics | {"cpu_time": time.process_time() - begun - self.aside}
+            metrics, skipped = super()._step(step)
+            return metrics | {"cpu_time": time.process_time() - begun - self.aside}, skipped
 
         def _accuracy(self, step: int, progress: Progress | None = None) -> dict[str, float]:
             begun = time.process_time()

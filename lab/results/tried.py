@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import replace
 
 from oblrpo.estimators.measured_rate import MeasuredRate
-from oblrpo.estimators.rules import RateSettings
-from oblrpo.estimators.schedule import RULES
+from oblrpo.estimators.measuring import UpdateGauge
+from oblrpo.estimators.rate_factors import RateSettings
+from oblrpo.estimators.schedule import MEASURED_RATES
 from oblrpo.estimators.slope import Slope
 
 
@@ -19,9 +20,8 @@ class _Blind(Slope):
 class Unguided(MeasuredRate):
     """The control of the slope: the same KL a token in every step, whatever the next gradient says."""
 
-    def __init__(self, settings: RateSettings) -> None:
-        super().__init__(settings)
-        self.slope = _Blind()
+    def __init__(self, gauge: UpdateGauge, settings: RateSettings) -> None:
+        super().__init__(gauge, settings, _Blind())
 
 
 class _ByAge(Slope):
@@ -36,13 +36,11 @@ class _ByAge(Slope):
 
 
 class InSteps(MeasuredRate):
-    """The rule before: KL_t = sqrt(T) / (t + 4), by the number of updates."""
+    """The rule before: KL_t = sqrt(T) / (t + 4), by the number of updates, whatever nats are allowed."""
 
-    nats: ClassVar[float] = 1e9
-
-    def __init__(self, settings: RateSettings) -> None:
-        super().__init__(settings)
-        self.slope: _ByAge = _ByAge()
+    def __init__(self, gauge: UpdateGauge, settings: RateSettings) -> None:
+        self.slope: _ByAge
+        super().__init__(gauge, replace(settings, kl=1e9), _ByAge())
 
     def factor(self, average, batch):  # type: ignore[no-untyped-def]
         """The next rate divided by the first."""
@@ -54,7 +52,8 @@ class InSteps(MeasuredRate):
 class AnyMomentum(MeasuredRate):
     """The rule with optimizers that it refuses."""
 
-    most_momentum = 1.0
+    def __init__(self, gauge: UpdateGauge, settings: RateSettings) -> None:
+        super().__init__(gauge, settings, most_momentum=1.0)
 
 
 TRIED: dict[str, type[MeasuredRate]] = {"unguided": Unguided, "in-steps": InSteps, "any-momentum": AnyMomentum}
@@ -62,4 +61,4 @@ TRIED: dict[str, type[MeasuredRate]] = {"unguided": Unguided, "in-steps": InStep
 
 def adopt(rule: str) -> None:
     """Let the schedule `auto` be one of these rules, in this process."""
-    RULES["auto"] = TRIED[rule]
+    MEASURED_RATES["auto"] = TRIED[rule]

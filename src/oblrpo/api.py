@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from oblrpo.commands import carry_out, check_evaluation, check_settings, evaluate_rows
+from oblrpo.commands import carry_out, check_evaluation, check_settings, evaluate_rows, saved_settings
 from oblrpo.errors import InputError, check_current_folder
 from oblrpo.objects import Objects, take
-from oblrpo.runs import RunFolder, checkpoint_of, run_of
+from oblrpo.runs import checkpoint_of, run_of
 from oblrpo.settings import (
     RewardsConfig,
     SamplingConfig,
@@ -29,6 +28,7 @@ from oblrpo.settings import (
     with_fields,
     with_settings,
 )
+from oblrpo.settings.typed import settings_of
 from oblrpo.streams import PLAIN
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Run:
             reward_weights: a number for each of them, as of `oblrpo.train`.
             k: size or sizes for pass@k.
             progress: show how far it is.
-            settings: as of `oblrpo evaluate`; those that are not said are the run's.
+            settings: as of `oblrpo evaluate`; those that are not given are the run's.
         """
         policy, own = self.policy, self._trainer.objects
         words, objects = take(policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings))
@@ -164,16 +164,18 @@ def train(
     check_current_folder()
     rewards = _rewards(reward, reward_weights, settings)
     words, objects = take(model, tokenizer, data, eval_data, sft_data=sft_data, **rewards)
-    said = words | _plain(settings)
-    objects.refuse_idle(said)
+    given = words | _plain(settings)
+    objects.refuse_idle(given)
     if accept_changed and not resume:
         raise InputError("accept_changed has no effect without resume; remove it.")
-    config, base = _resolve(recipe, said, resume)
+    base = load_recipe(recipe, TrainConfig()) if recipe else TrainConfig()
+    start = saved_settings(str(given.get("output", base.run.output))) if resume else base
+    config = with_settings(start, given, "oblrpo.train")
     if objects.model is not None:
         # What the settings say of loading does not hold of a model that is loaded.
         dtype = "bfloat16" if "bfloat16" in str(getattr(objects.model, "dtype", "")) else "float32"
         config = with_settings(config, {"dtype": dtype, "load_in_4bit": False}, "the model", ())
-    check_settings(config, {name: name for name in said}, base)
+    check_settings(config, {name: name for name in given}, base)
 
     import torch
 
@@ -211,7 +213,7 @@ def evaluate(
     """Return avg@k and pass@k of a model on rows of data by rewards, with 95 % intervals over problems.
 
     A checkpoint of a run is evaluated as the run does it, by the run's rewards, on its held-out problems, where nothing
-    else is said. A loaded model is put into eval mode.
+    else is given. A loaded model is put into eval mode.
 
     Args:
         model: a folder or hub name, a run (its newest checkpoint is taken) or a checkpoint, or a loaded model;
@@ -222,7 +224,7 @@ def evaluate(
         reward_weights: a number for each reward, as of `oblrpo.train`.
         k: size or sizes for pass@k; none for 1, 2, 4, ... and all completions of a problem.
         progress: show how far it is.
-        settings: as of `oblrpo evaluate`, such as `samples=8`. Files are kept where `output` is said.
+        settings: as of `oblrpo evaluate`, such as `samples=8`. Files are kept where `output` is given.
 
     Returns:
         What `oblrpo evaluate --json` prints of one result: `result["avg@k"]["value"]`, `result["avg@k"]["interval"]`,
@@ -254,18 +256,19 @@ def _evaluate(
     k: int | Sequence[int],
     progress: bool,
 ) -> dict[str, Any]:
-    """Load and score what `oblrpo.evaluate` is asked for."""
+    """Load a policy, or take the one of `objects`, and return its figures."""
     sampling, grading = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
-    said = words | _plain(settings)
-    names = {field.name for part in (sampling, grading) for field in fields(part)}
+    given = words | _plain(settings)
+    names = {setting.name for part in (sampling, grading) for setting in settings_of(part)}
     for name in settings:
         if name not in names:
             raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, {*names, 'data', 'model'})}")
-    objects.refuse_idle(said)
-    check_evaluation({name: name for name in said}, said.get("data", ()), run)
-    sampling, grading = with_fields(sampling, said, "oblrpo.evaluate"), with_fields(grading, said, "oblrpo.evaluate")
+    objects.refuse_idle(given)
+    check_evaluation({name: name for name in given}, given.get("data", ()), run)
+    sampling = with_fields(sampling, given, "oblrpo.evaluate")
+    grading = with_fields(grading, given, "oblrpo.evaluate")
     ks = [k] if isinstance(k, int) else list(k)
-    sampling = check_sampling(sampling, ks, said)
+    sampling = check_sampling(sampling, ks, given)
 
     from oblrpo.policy import adopt_policy, load_policy
     from oblrpo.report.console import console_of_program, evaluating
@@ -276,23 +279,13 @@ def _evaluate(
             policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
         else:
             policy = load_policy(config.model, config, train=False)
-        folder, data = Path(said.get("output", nowhere)).absolute(), said.get("data", ())
+        folder, data = Path(given.get("output", nowhere)).absolute(), given.get("data", ())
         with evaluating(console=console) as show:
             return evaluate_rows(policy, data, run, sampling, grading, folder, objects, ks, show)
 
 
-def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainConfig, TrainConfig]:
-    """Return the settings of the run, and those of the recipe alone."""
-    base = load_recipe(recipe, TrainConfig()) if recipe else TrainConfig()
-    start = base
-    if resume:
-        output = str(said.get("output", base.run.output))
-        start = with_settings(RunFolder(Path(output)).saved_config(), {"output": output}, "output")
-    return with_settings(start, dict(said), "oblrpo.train"), base
-
-
 def _rewards(reward: Any, weights: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rewards and weights for `take`; they may be said as `reward` or by the command line's name, `rewards`."""
+    """Return rewards and weights for `take`; they may be given as `reward` or by the command line's name, `rewards`."""
     if reward is not None and "rewards" in settings:
         raise InputError("reward and rewards are the same; give one of them.")
     return {"rewards": settings.get("rewards") if reward is None else reward, "reward_weights": weights}
@@ -324,19 +317,12 @@ def _quiet_transformers() -> Iterator[None]:
 def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:
     """Return a function's signature with every setting of the parts in the place of **settings, for help()."""
     own = inspect.signature(function)
-    parameters = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    names = {parameter.name for parameter in parameters}
-    for part in parts:
-        hints = typing.get_type_hints(type(part))
-        for field in fields(part):
-            if field.name not in names:
-                default, hint = getattr(part, field.name), hints[field.name]
-                parameters.append(
-                    inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-                )
-    return own.replace(parameters=parameters)
+    parameters = {name: p for name, p in own.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    for name, default, kind, _ in (setting for part in parts for setting in settings_of(part)):
+        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        parameters.setdefault(name, keyword)
+    return own.replace(parameters=list(parameters.values()))
 
 
-_SECTIONS = filter(is_dataclass, vars(TrainConfig()).values())
-train.__signature__ = _signature(train, *_SECTIONS)  # type: ignore[attr-defined]
+train.__signature__ = _signature(train, TrainConfig())  # type: ignore[attr-defined]
 evaluate.__signature__ = _signature(evaluate, SamplingConfig(), RewardsConfig())  # type: ignore[attr-defined]

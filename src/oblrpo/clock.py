@@ -27,10 +27,10 @@ class Clock:
         try:
             yield
         finally:
-            whole = time.perf_counter() - begun
-            self._spent[name] += whole - self._inside.pop()
+            seconds = time.perf_counter() - begun
+            self._spent[name] += seconds - self._inside.pop()
             if self._inside:
-                self._inside[-1] += whole
+                self._inside[-1] += seconds
 
     def counting(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
         """The function, with its seconds counted."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX, Objects
 from oblrpo.regular_files import regular
+from oblrpo.runs import RunFolder
 from oblrpo.settings import (
     RewardsConfig,
     SamplingConfig,
@@ -20,6 +21,7 @@ from oblrpo.settings import (
     recipe_settings,
     refuse_idle,
     refuse_named,
+    with_settings,
 )
 
 if TYPE_CHECKING:
@@ -32,17 +34,23 @@ if TYPE_CHECKING:
 NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a run has held-out problems of its own."
 
 
-def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
-    """Refuse what cannot work, and what somebody has said that would change nothing.
+def saved_settings(output: str) -> TrainConfig:
+    """The settings of the run in a folder, which a resumed run has where nothing else is given."""
+    return with_settings(RunFolder(Path(output)).saved_config(), {"output": output}, "output")
 
-    `given` are the settings that were said, with how they are written there; they override those of the recipe, `base`.
+
+def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
+    """Refuse what cannot work, and what somebody has set that has no effect.
+
+    `given` are the settings that somebody has set, with how they are written there; they override those of the recipe,
+    `base`.
     """
     from oblrpo.trainer.setup import check
 
     check(config)
-    said = recipe_settings(base.recipe) if base.recipe else {}
-    if "recipe" not in said:  # the config.yaml of a run names its recipe, and says everything
-        refuse_idle({name: f"{base.recipe}: {name}" for name in said}, base)
+    of_recipe = recipe_settings(base.recipe) if base.recipe else {}
+    if "recipe" not in of_recipe:  # the config.yaml of a run names its recipe, and has every setting
+        refuse_idle({name: f"{base.recipe}: {name}" for name in of_recipe}, base)
     refuse_idle(given, config)
 
 
@@ -79,7 +87,7 @@ def check_files(*sources: Sequence[str]) -> None:
 def check_evaluation(
     given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
-    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would pass over.
+    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would ignore.
 
     Without `data` the problems are those of a benchmark on the hub, or the held-out ones of the run.
     """
@@ -112,8 +120,7 @@ def evaluate_rows(
 
     Without a policy nothing is drawn: what the folder holds is scored.
     """
-    from oblrpo.evaluation.by_rewards import evaluate_policy
-    from oblrpo.evaluation.sampled import SavedCompletions
+    from oblrpo.evaluation.sampled import SavedCompletions, evaluate_saved
     from oblrpo.rewards import Rewards
     from oblrpo.rollout import make_sampler
     from oblrpo.tasks import DataTask
@@ -143,8 +150,13 @@ def evaluate_rows(
     rewards = Rewards(task, grading.rewards, grading.on_reward_error, grading.reward_seconds, objects.functions)
     try:
         sampler = cache(lambda: make_sampler(policy, sampling, sampling.trust_remote_code))  # type: ignore[arg-type]
-        return evaluate_policy(
-            policy, sampler, problems[: sampling.limit or None], rewards, sampling, saved, grading.threshold, ks, progress
-        )
+        graded, how_drawn = evaluate_saved(
+            policy, sampler, problems[: sampling.limit or None], rewards, sampling, saved, ks, progress,
+            rewards.ask_ids,
+        )  # fmt: skip
     finally:
         rewards.close()
+    of_rewards = {"rewards": rewards.names, "threshold": grading.threshold, "masked": graded.masked}
+    result = {"data": saved.file.stem} | graded.figures(grading.threshold) | of_rewards | how_drawn
+    saved.write_result(result)
+    return result

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LONGEST_TEXT = 500  # the most characters that are shown of a thing that is somebody else's
+LONGEST_TEXT = 500  # the most characters that are shown of an object of a user or a library
 
 
 class InputError(ValueError):
@@ -31,7 +31,7 @@ def check_finite(what: str, values: Any) -> None:
 
 
 def check_current_folder() -> None:
-    """Refuse to work in a folder that is gone: libraries fail there when they load."""
+    """Refuse to work in a folder that no longer exists: libraries fail there when they load."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def shown(words: Callable[[Any], str], thing: Any) -> str:
     """What `words`, str or repr, say of a thing: cut, and without halves of surrogate pairs, which no file can hold."""
     try:
         text = words(thing)[: LONGEST_TEXT + 1].encode("utf-8", "backslashreplace").decode()
-    except Exception:  # an object of somebody else's may raise anything
+    except Exception:  # it may raise anything
         return f"a {type(thing).__name__} that cannot be shown"
     return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " ..."
 

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,14 +48,14 @@ class Objects:
                         "(oblrpo.train(..., resume=True) resumes the run), or name another."
                     )
 
-    def refuse_idle(self, said: Mapping[str, Any]) -> None:
+    def refuse_idle(self, given: Mapping[str, Any]) -> None:
         """Refuse settings that have nothing to say beside these objects."""
         why: dict[str, tuple[str, ...]] = {}
         if self.model is not None:
             why["the model is loaded already"] = OF_LOADING
-        if said.get("rewards") and {word.split("@")[0] for word in said["rewards"]} <= self.functions.keys():
+        if given.get("rewards") and {word.split("@")[0] for word in given["rewards"]} <= self.functions.keys():
             why["functions of this program have no time limit"] = ("reward_seconds",)
-        refuse_named({name: name for name in said}, why)
+        refuse_named({name: name for name in given}, why)
 
     def notes(self) -> list[str]:
         """Return what a user should know of the objects, a line each."""
@@ -116,11 +116,6 @@ def take(
 
 def rows_of(given: Any, name: str) -> Rows:
     """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings."""
-    return [(where, dict(row)) for where, row in each_row(given, name)]
-
-
-def each_row(given: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of `rows_of` as they are, one after the other."""
     if isinstance(given, Mapping):
         example = next(iter(given), "train")
         raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
@@ -128,7 +123,7 @@ def each_row(given: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         given = given.to_dict("records")
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:  # an array without a length
         raise InputError(f"{name} is a {type(given).__name__}; give file names, or rows: an iterable of dicts.")
-    index, most = -1, max(MOST_ROWS, len(given) if isinstance(given, Sized) else 0)
+    rows, most = [], max(MOST_ROWS, len(given) if isinstance(given, Sized) else 0)
     for index, row in enumerate(given):
         if index == most:
             raise InputError(
@@ -140,9 +135,10 @@ def each_row(given: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             raise InputError(f"{name} row {index} is a {type(row).__name__}, not a dict of columns.")
         if odd := [column for column in row if not isinstance(column, str)]:
             raise InputError(f"{name} row {index} has a column named {odd[0]!r}; names of columns must be text.")
-        yield f"{name} row {index}", row
-    if index < 0:
+        rows.append((f"{name} row {index}", dict(row)))
+    if not rows:
         raise InputError(f"{name} holds no rows.")
+    return rows
 
 
 def _names(given: Any) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ codecs.register_error(PLAIN, _letters)
 
 
 class _Steady(io.TextIOWrapper):
-    """A stream that writes every character, plainly where it must, and with `keep_running` ignores that nobody reads."""
+    """A stream that writes every character, plainly where it must; `keep_running` ignores that nobody reads it."""
 
     keep_running = True
 

@@ -96,8 +96,3 @@ def test_numbers_that_nobody_gave_fit_the_rows_that_are_accepted(tmp_path, oblrp
     assert now <= 18
     assert f"prompts_per_step {now} instead of {before} (no more to train on)" in out
     assert oblrpo("train", "--resume", *run, 3)[0] == 0
-
-
-def test_the_flag_belongs_to_a_run_that_is_gone_on_with(small_run, tmp_path):
-    complained(small_run("--accept-changed"), "--accept-changed would change nothing without --resume")
-    assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ import pytest
 from oblrpo.checksums import SUMS, damage, write_sums
 from oblrpo.diagnosis import Facts
 from oblrpo.report.console import summary
-from oblrpo.runs.rows import sorted_out
+from oblrpo.runs.rows import kept_and_damaged
 from oblrpo.trainer.monitors import Monitors
 from tests.cli.conftest import complained, metrics_of, weights_of
 
@@ -214,7 +214,7 @@ def test_whatever_is_kept_can_be_read_again(run, schedule):
     for key in full.keys() - {"step"}:
         less = {name: value for name, value in full.items() if name != key}
         for row in (less, full | {key: None}, full | {key: 0}, full | {key: "x"}, full | {key: -(10**300)}):
-            kept, damaged = sorted_out([json.dumps(each).encode() for each in [*rows[:4], row]], 4)
+            kept, damaged = kept_and_damaged([json.dumps(each).encode() for each in [*rows[:4], row]], 4)
             assert len(kept) + len(damaged) == 5
             monitors = Monitors(Facts(measured_rate=schedule != "debiased"))
             for each in [*kept, *[each | {"step": 5} for each in kept[4:] * 12]]:
@@ -236,7 +236,7 @@ def test_a_start_that_was_killed_before_its_settings_were_written(small_run, obl
     (began / "checkpoints").mkdir(parents=True)
     (began / "completions").mkdir()
     (began / ".config.yaml.partial").write_text("ste")
-    complained(oblrpo("train", "--resume", "--output", began), "leave out --resume to start one")
+    complained(oblrpo("train", "--resume", "--output", began), "remove --resume to start one")
     assert small_run(output=began)[0] == 0
     assert metrics_of(began) == metrics_of(whole)
 

@@ -22,8 +22,6 @@ def test_the_exit_code_says_whether_something_is_wrong(oblrpo, tmp_path):
     assert (code, err) == (1, "")
     assert "1. reward fell, since step 2" in out
     assert "What to do: Updates are too large" in out
-    complained(oblrpo("diagnose", tmp_path / "none.jsonl"), "cannot be read")
-    complained(oblrpo("diagnose", tmp_path), "holds no config.yaml")
 
 
 def test_json_is_one_object(oblrpo, tmp_path):
@@ -89,9 +87,7 @@ def test_each_policy_has_prompts_of_its_own(oblrpo, trained, monkeypatch):
 
 
 def test_a_look_that_cannot_be_had_says_why(oblrpo, trained, tmp_path):
-    complained(oblrpo("diagnose", trained, "--prompts", 8), "--prompts is the batch of --look")
     complained(oblrpo("diagnose", trained, "--look", "--prompts", 1), "at least 2 prompts")
-    complained(oblrpo("diagnose", trained, "--checkpoints", 2), "--checkpoints are those of --look")
     complained(oblrpo("diagnose", trained, "--look", "--checkpoints", 0), "--checkpoints is 0; a look needs at least 1")
     log = write(tmp_path / "well.jsonl", [0.5] * 5)
     for as_json in ((), ("--json",)):

@@ -72,8 +72,8 @@ def test_mistakes(oblrpo, files, tmp_path):
     twice = '{"index": 0, "sample": 3, "completion": "x"}'
     complained(with_lines(twice, twice), "line 2: index 0, sample 3 was in line 1 already")
     completions.write_text("\n".join(kept))
-    complained(call(oblrpo, files, "--k", "5"), "--k 5", "from 1 to 4")
-    complained(call(oblrpo, files, "--temperature", "0.5"), "leave out --temperature")
+    complained(call(oblrpo, files, "--k", "5"), "k is 5", "from 1 to 4")
+    complained(call(oblrpo, files, "--temperature", "0.5"), "remove --temperature")
     complained(call(oblrpo, files, "--seconds", "0"), "seconds must be a positive number")
     complained(oblrpo("evaluate", "--completions", completions, "--benchmark", "math50", "--data", data), "math500")
     complained(

@@ -10,7 +10,7 @@ from oblrpo.evaluation.sampled import SavedCompletions, collect
 from oblrpo.rollout import make_sampler
 from oblrpo.runs import locked
 from oblrpo.settings import SamplingConfig
-from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
+from oblrpo.tasks import Problem
 from tests.cli.conftest import complained, metrics_of
 
 HOLD = "import sys, time; from pathlib import Path; from oblrpo.runs import locked\n"
@@ -65,12 +65,13 @@ def test_a_comparison_that_another_process_makes_is_left_alone(oblrpo, elsewhere
 
 
 def test_an_evaluation_that_another_process_draws_is_left_alone(elsewhere, tmp_path, tiny_policy):
-    problems = [BenchmarkProblem(0, "1 + 1", ("2",))]
+    problems = [Problem("1 + 1", "2")]
     asked = SamplingConfig(max_completion_length=2, problems_per_batch=1)
     saved = SavedCompletions(tmp_path, "mine")
     sampler = make_sampler(tiny_policy, asked)
-    given = tiny_policy, lambda: sampler, to_train_on(problems, "{prompt}"), ["1 + 1"], "{prompt}", asked, saved
-    assert len(collect(*given)) == 1
+    given = tiny_policy, lambda: sampler, problems, asked, saved
+    collect(*given)
+    assert len(saved.rows()) == 1
     elsewhere(tmp_path / "mine.jsonl")
     elsewhere(tmp_path / "others.jsonl")
     with pytest.raises(InputError, match="another process is writing"):

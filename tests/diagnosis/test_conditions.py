@@ -10,7 +10,7 @@ import torch
 from lab.alarms.synthetic import ILLNESSES, healthy, ill
 from oblrpo.diagnosis import CONDITIONS, Facts, Watch, diagnose
 from oblrpo.estimators import baseline
-from oblrpo.estimators.inputs import random_inputs
+from oblrpo.estimators.assumption import random_inputs
 from oblrpo.tables.baselines import BASELINES
 
 ILL = {illness.finds for _, illness in ILLNESSES.values()}

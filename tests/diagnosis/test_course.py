@@ -7,7 +7,7 @@ import pytest
 
 from lab.alarms.synthetic import ILLNESSES, healthy, ill, thinned
 from oblrpo.diagnosis import Facts, Watch
-from oblrpo.diagnosis.course import MOST, POOLED, WINDOW, Course, Mean, finite
+from oblrpo.diagnosis.course import MOST_WINDOWS, POOLED, WINDOW, Course, Mean, finite
 
 
 def course_of(values, key="x", **others):
@@ -159,9 +159,9 @@ def test_a_long_log_is_read_in_linear_time_and_loses_no_single_row():
         down = 6_000 <= step < 6_006
         watch.observe({"step": step, "reward": 0.0 if down else float(reward), "reward_std": 0.0 if down else 0.3,
                        "grad_norm": 1.0, "skipped": float(step == 6_501)})  # fmt: skip
-        looked += watch.course.judged == step
+        looked += watch.course.compared == step
     assert looked < 5_000 + 1_000 * math.log(7_000 / 5_000) * 1.2
-    assert {len(column.windows) < MOST for column in watch.course.columns.values()} == {True}
+    assert {len(column.windows) < MOST_WINDOWS for column in watch.course.columns.values()} == {True}
     assert {"same reward", "not finite"} <= watch.found.keys()
     assert watch.found["same reward"].sentence.endswith("reward, 0 in steps 6000 to 6005.")
     assert watch.found["not finite"].found == 6_501
@@ -171,7 +171,7 @@ def test_a_long_run_remembers_how_it_began_and_its_best():
     rewards = [0.1 + 0.8 * min(n, 6_000) / 6_000 - 0.5 * (n > 9_000) + n % 2 / 100 for n in range(12_000)]
     course = course_of(rewards, "reward")
     windows = course.past("reward", course.now("reward").first)
-    assert MOST / 2 < len(windows) < MOST
+    assert MOST_WINDOWS / 2 < len(windows) < MOST_WINDOWS
     assert (windows[0].last, max(windows).value) == (10, pytest.approx(0.9, abs=0.01))
     assert [mean.last for mean in windows] == sorted(mean.last for mean in windows)
     assert windows[0].value < 0.11

@@ -193,7 +193,7 @@ def test_charts_of_wandb_and_tensorboard(tmp_path):
     for name, metric in names.items():
         found = columns(read(tmp_path, board, f"run-x-tag-{name}.csv"), "step", metric)
         assert found == {"step": [10], metric: [0.25]}
-    with pytest.raises(InputError, match="only the name of the file can tell: call it as TensorBoard does"):
+    with pytest.raises(InputError, match="whose name stands only in the file's: call the file as TensorBoard does"):
         read(tmp_path, board, "export.csv")
 
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_rows_is_refused_in_a_sentence(given):
 
 
 @pytest.mark.parametrize("key", ["algorithm", "baseline", "schedule", "prompts_per_step"])
-@pytest.mark.parametrize("value", ["[a]", "2024-01-01", "{a: 1}", "0x" + "f" * 5000, "1.5"])
+@pytest.mark.parametrize("value", ["[a]", "{a: 1}", "0x" + "f" * 5000, "1.5"])
 def test_settings_that_no_run_writes_are_refused_in_a_sentence(tmp_path, key, value):
     (tmp_path / "config.yaml").write_text(f"{key}: {value}\n")
     with pytest.raises(InputError, match=rf"^config.yaml: {key} has a value that oblrpo train never writes"):

@@ -1,6 +1,7 @@
 """What is drawn in a run has a seed of its own: each step, each evaluation."""
 
 import torch
+
 from tests.door.conftest import letters, loaded
 
 

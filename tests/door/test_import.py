@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import oblrpo
+from lab.keywords import written
 from oblrpo import api
-from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, flatten, keywords, write_keywords
+from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, flatten, keywords
 
 EXPORTS = {
     "train",
@@ -68,8 +69,8 @@ def test_help_is_one_screen_that_names_every_export():
 
 
 def test_the_keywords_are_those_of_the_config():
-    assert Path(keywords.__file__).read_text() == write_keywords.written()
-    fields = [each for each in ast.walk(ast.parse(write_keywords.written())) if isinstance(each, ast.AnnAssign)]
+    assert Path(keywords.__file__).read_text() == written()
+    fields = [each for each in ast.walk(ast.parse(written())) if isinstance(each, ast.AnnAssign)]
     flat = set(flatten(TrainConfig())) | {*vars(SamplingConfig()), *vars(RewardsConfig())}
     assert {each.target.id for each in fields} == flat - {"recipe", "model", "data", "eval_data", "sft_data"}
 

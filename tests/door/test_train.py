@@ -225,8 +225,6 @@ def test_a_reward_that_is_written_otherwise_is_not_resumed_with_unless_that_is_a
     with pytest.raises(InputError, match=r": rewards python:score changed since.*accept_changed=True"):
         train(reward=other, resume=True, steps=2)
     assert len(train(reward=other, resume=True, accept_changed=True, steps=2).metrics) == 3
-    with pytest.raises(InputError, match="accept_changed would change nothing without resume"):
-        train(accept_changed=True)
 
 
 class Less:
@@ -340,15 +338,11 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
     ("more", "words"),
     [
         ({"stps": 3}, "oblrpo.train: unknown setting 'stps'.*Did you mean 'steps'"),
-        ({"steps": "many"}, "steps is 'many', but it must be a whole number"),
-        ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number of at least 0.001"),
-        (
-            {"model_args": {"hidden_size": 8}},
-            "model_args would change nothing, for a model that is loaded has its own sizes",
-        ),
-        ({"device": "cpu"}, "device would change nothing, for the model is loaded already"),
-        ({"reward_seconds": 9.0}, "reward_seconds would change nothing, for functions of this program have no time"),
-        ({"split": "train"}, "unknown setting 'split'.* It is data here, such as owner/name"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be"),
+        ({"accept_changed": True}, "accept_changed has no effect without resume; remove it"),
+        ({"model_args": {"hidden_size": 8}}, "model_args has no effect because a model that is loaded"),
+        ({"device": "cpu"}, "device has no effect because the model is loaded already; remove it"),
+        ({"reward_seconds": 9.0}, "reward_seconds has no effect because functions of this program have no time limit"),
         ({"data": [1, 2]}, "data row 0 is a int, not a dict of columns"),
         ({"data": 3}, "data is a int; give file names, or rows"),
         ({"data": iter(())}, "data holds no rows"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from oblrpo.estimators import Moments, SNRSchedule
+from oblrpo.tables.schedules import refusal
 from tests.estimators.nats import change_of
 
 BATCH = Moments(signal2=1.0, trace_cov=1.0, n=4)
@@ -40,9 +41,9 @@ def test_the_rate_stays_within_bounds():
 def test_a_rate_to_start_from_is_needed(mode):
     with pytest.raises(ValueError, match=f"schedule '{mode}' needs a learning_rate above 0"):
         schedule_of(mode, rate=0.0).step(BATCH)
-    rule = type(schedule_of(mode).rule)
-    assert "which Prodigy makes its own" in rule.refusal("Prodigy", 1.0)
-    assert not rule.refusal("AdamW", 1e-6)
+    assert "which Prodigy makes its own" in refusal(mode, "Prodigy", 1.0)
+    assert not refusal(mode, "AdamW", 1e-6)
+    assert not refusal("off", "Prodigy", 0.0)
 
 
 def test_auto_refuses_long_momentum():

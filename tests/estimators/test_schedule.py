@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.estimators import SCHEDULE_MODES, Moments, SNRSchedule
+from oblrpo.estimators import SCHEDULES, Moments, SNRSchedule
 from oblrpo.estimators.averages import CHOSEN, STABLE, _student
 
 BATCH = Moments(signal2=2.0, trace_cov=8.0, n=4)  # N SNR = 1
@@ -220,7 +220,7 @@ class Run:
         return factors
 
 
-@pytest.mark.parametrize("mode", SCHEDULE_MODES)
+@pytest.mark.parametrize("mode", SCHEDULES)
 def test_a_resumed_schedule_goes_on_identically(mode):
     first, second = Run(mode), Run(mode)
     first.steps(0, 4)
@@ -243,7 +243,7 @@ def test_a_state_of_another_mode_is_refused():
         SNRSchedule(optimizer_of(), "auto").load_state_dict(state)
 
 
-@pytest.mark.parametrize("mode", SCHEDULE_MODES)
+@pytest.mark.parametrize("mode", SCHEDULES)
 def test_every_mode_measures_the_kl_of_a_step(mode):
     """The mean of exp(c) - 1 - c over outputs; only `auto` asks for a step to measure."""
     expected = (math.exp(0.1) - 1.1 + math.exp(-0.3) - 0.7) / 2

@@ -164,4 +164,4 @@ def test_clipping_is_not_seen_by_the_moments_but_by_auto_it_is():
     optimizer.step()
     schedule.confine(lambda: quadratic(parameter.detach() - 1))
     schedule.step(BATCH)
-    assert schedule.rule.kappa == pytest.approx(0.1**2 / 2)
+    assert schedule.rule.state.root_kappa**2 == pytest.approx(0.1**2 / 2)

@@ -104,7 +104,7 @@ def test_a_later_update_that_finds_no_room_is_taken_back():
     run = Steps(2, kl=MEANT)
     for _ in range(8):
         run.step()
-    rate, jump = run.rule.rate, 1.95
+    rate, jump = run.rule.state.rate, 1.95
     before = run.theta.detach().clone()
     first = run.update(jump * SLOPE, 1, fresh=True)
     assert first.share == 1
@@ -114,7 +114,7 @@ def test_a_later_update_that_finds_no_room_is_taken_back():
     assert second == (pytest.approx(first.kl), 0.0)
     assert torch.equal(run.theta.detach(), between)
     assert not torch.equal(between, before)
-    assert run.rule.rate > rate / 8
+    assert run.rule.state.rate > rate / 8
     kl, taken = run.step()  # and the next step has all of its room
     assert 0.3 * MEANT < kl <= MEANT * (1 + 1e-6)
     assert all(each.share > 0 for each in taken)
@@ -133,7 +133,7 @@ def test_outputs_that_grow_from_one_step_to_the_next_overshoot_nothing(longest):
         assert kl == pytest.approx(aim, rel=0.12)
         assert taken.share > 0.9
         kl, _ = run.step(tokens=4)
-        assert kl <= min(limit, TOO_FAR * run.rule.target_kl)
+        assert kl <= min(limit, TOO_FAR * run.schedule.target_kl)
 
 
 @pytest.mark.parametrize("rate", ["of the schedule", "of its own"])
@@ -189,7 +189,7 @@ def test_no_rate_grows_where_the_signal_has_gone(gone, ema):
         signal2 = batch.signal2 + 0.2 * float(torch.randn((), generator=noise))
         run.theta.grad = -size * SLOPE.clone()
         run.schedule.step(Moments(signal2, batch.trace_cov, batch.n), mean_length=1.0, headroom=run.meant)
-        rates.append(run.rule.rate)
+        rates.append(run.rule.state.rate)
         before = run.theta.detach().clone()
         run.optimizer.step()
         run.schedule.confine(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])
@@ -199,13 +199,13 @@ def test_no_rate_grows_where_the_signal_has_gone(gone, ema):
     last = NOTHING if gone else SIGNAL
     for _ in range(40):  # until it is known to have gone
         step(last, 1.0)
-    before = run.rule.rate
+    before = run.rule.state.rate
     for number in range(12):
         step(last, 2.0 ** -(number + 1))
     if gone:
-        assert run.rule.rate <= before * 1.01
+        assert run.rule.state.rate <= before * 1.01
     else:
-        assert run.rule.rate > 100 * before
+        assert run.rule.state.rate > 100 * before
 
 
 def test_a_rate_may_grow_where_no_signal_was_ever_seen():

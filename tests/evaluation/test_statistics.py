@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.statistics import clustered, majority_at, pass_at, powers_to
+from oblrpo.evaluation.statistics import clustered, majority_at, pass_at, sizes
 
 
 @given(st.integers(1, 9), st.data())
@@ -95,9 +95,8 @@ def test_problems_are_the_unit():
 
 
 def test_sizes():
-    assert [powers_to(n) for n in (1, 2, 3, 4, 6)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6]]
+    assert [sizes((), n) for n in (1, 2, 3, 4, 6)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6]]
+    assert sizes((3, 1, 3), 4) == [1, 3]
     for k in (0, 5):
-        with pytest.raises(InputError, match="from 1 to 4"):
-            pass_at(k, 1, 4)
-        with pytest.raises(InputError, match="from 1 to 4"):
-            majority_at(k, 1, [3])
+        with pytest.raises(InputError, match=f"k is {k}; with 4 completions a problem it must be from 1 to 4"):
+            sizes([k], 4)

@@ -16,8 +16,9 @@ from lab.results.tables import along, rates_chosen, report, reported
 from lab.results.training import train_all
 from lab.results.tried import TRIED, InSteps, Unguided
 from oblrpo.estimators import Moments, SNRSchedule
-from oblrpo.estimators.schedule import RULES
+from oblrpo.estimators.schedule import MEASURED_RATES
 from oblrpo.estimators.slope import FIRST
+from oblrpo.tables.schedules import SCHEDULES
 
 TINY = Part(
     "tiny",
@@ -152,7 +153,8 @@ def test_a_run_is_made_and_noted(tmp_path):
 def test_rules_that_were_tried(monkeypatch):
     """The control of the slope sees none; the rule before counts updates."""
     for name, rule in TRIED.items():
-        monkeypatch.setitem(RULES, name, rule)
+        monkeypatch.setitem(MEASURED_RATES, name, rule)
+        monkeypatch.setitem(SCHEDULES, name, SCHEDULES["auto"])
     parameter = torch.nn.Parameter(torch.zeros(2))
     for name, kind in (("unguided", Unguided), ("in-steps", InSteps)):
         schedule = SNRSchedule(torch.optim.SGD([parameter], lr=1.0), name)
@@ -163,7 +165,7 @@ def test_rules_that_were_tried(monkeypatch):
             before = parameter.detach().clone()
             schedule.optimizer.step()
             schedule.confine(lambda before=before: 0.1 * (parameter.detach() - before)[None])
-        assert schedule.rule.target_kl == pytest.approx({"unguided": FIRST**2, "in-steps": 1 / (20 + 4)}[name])
+        assert schedule.target_kl == pytest.approx({"unguided": FIRST**2, "in-steps": 1 / (20 + 4)}[name])
 
     SNRSchedule(torch.optim.SGD([parameter], lr=1.0, momentum=0.99), "any-momentum")  # which auto refuses
 
@@ -207,7 +209,7 @@ def test_the_window_shows_every_run():
 def test_what_updates_would_gain_once_more(monkeypatch):
     """Plain gradient ascent on J = theta: an update of d promises d, and would gain it again."""
     seen = []
-    monkeypatch.setitem(RULES, "auto", turning.watching(Unguided, seen))
+    monkeypatch.setitem(MEASURED_RATES, "auto", turning.watching(Unguided, seen))
     parameter = torch.nn.Parameter(torch.zeros(1))
     schedule = SNRSchedule(torch.optim.SGD([parameter], lr=0.5), "auto")
     for _ in range(17):

@@ -231,5 +231,4 @@ def test_a_text_that_a_template_has_made_begins_once(tokenizer, begins):
         [[begin] * begins + bare, [begin, *bare], [begin] * begins + bare[:1] + [begin]],
     )
     assert PromptFormat().tokens(tokenizer, texts) == expected
-    assert PromptFormat().lengths(tokenizer, texts) == list(map(len, expected))
     assert PromptFormat().tokens(tokenizer, texts[1:]) == expected[1:]

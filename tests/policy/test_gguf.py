@@ -86,7 +86,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     cut = tmp_path / "cut.gguf"
     for share in (0.001, 0.05, 0.5, 0.999):
         cut.write_bytes(content[: int(len(content) * share)])
-        with pytest.raises(InputError, match=r"^cannot load the model '.*cut.gguf': .*is the file whole"):
+        with pytest.raises(InputError, match=r"^cannot load the model '.*cut.gguf': .*is the file complete"):
             policy_of(cut)
     (tmp_path / "text.gguf").write_text("not at all")
     with pytest.raises(InputError, match="not a GGUF file: its first bytes are not 'GGUF'"):

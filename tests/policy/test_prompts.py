@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-import time
 
 import pytest
 import torch
@@ -61,27 +60,6 @@ def test_messages_without_a_template_or_with_one_that_refuses(tiny_policy):
     tiny_policy.tokenizer.chat_template = "{{ raise_exception('no system, please') }}"
     with pytest.raises(InputError, match="chat template refuses a prompt: no system, please"):
         tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
-
-
-def test_a_template_that_loops_is_ended(tiny_policy, monkeypatch):
-    """Nested loops of 99,999, the most that the sandbox allows one of; the limit is lowered for the test."""
-    monkeypatch.setattr("oblrpo.policy.prompts.SECONDS", 0.2)
-    many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
-    tiny_policy.tokenizer.chat_template = many + "{% endfor %}" * 3
-    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 0.2 seconds"):
-        tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
-    tiny_policy.tokenizer.chat_template = TEMPLATE
-    time.sleep(0.3)  # nothing is left over that would end this
-    assert tiny_policy.lengths([[{"role": "user", "content": "x"}]]) == [18]
-
-
-def test_a_template_that_loops_on_answers_is_ended(tiny_policy, monkeypatch):
-    monkeypatch.setattr("oblrpo.policy.prompts.SECONDS", 0.2)
-    many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
-    loops = "{% if messages[-1].role == 'assistant' %}" + many + "{% endfor %}" * 3 + "{% endif %}"
-    tiny_policy.tokenizer.chat_template = TEMPLATE + loops
-    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 0.2 seconds"):
-        tiny_policy.answers([[{"role": "user", "content": "x"}]], ["y"])
 
 
 def record(policy, temperature=0.9):
@@ -162,24 +140,13 @@ def test_bfloat16_arithmetic_on_float32_weights(tiny_policy):
     assert gradient.dtype == found[2].dtype == torch.float32
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_lengths_are_those_of_the_tokens_of_texts_and_messages(chatty, monkeypatch, own):
-    if own:  # a tokenizer whose class does something of its own is asked itself
-        kind = type(chatty.tokenizer)
-        monkeypatch.setattr(chatty.tokenizer, "__class__", type("Own", (kind,), {"__call__": _twice(kind)}))
-    monkeypatch.setattr("oblrpo.policy.prompts.BLOCK", 2)
+def test_lengths_are_those_of_the_tokens_of_texts_and_messages(chatty, monkeypatch):
+    monkeypatch.setattr("oblrpo.policy.model.BLOCK", 2)
     prompts = ["a", [{"role": "user", "content": "b<eos>"}], "c" * 50, "<eos>é", [{"role": "user", "content": "x"}]]
-    tokens = chatty.tokens(prompts)
-    assert chatty.lengths(prompts) == [len(row) for row in tokens]
-    assert max(chatty.lengths(prompts)) == (100 if own else 50)
+    assert chatty.lengths(prompts) == [len(row) for row in chatty.tokens(prompts)]
+    assert max(chatty.lengths(prompts)) == 50
     with pytest.raises(InputError, match="a prompt is empty"):
         chatty.lengths(["a", ""])
-    with pytest.raises(InputError, match=r"the prompt 'ccccc.*50 tokens|the prompt 'ccccc.*100 tokens"):
+    with pytest.raises(InputError, match=r"the prompt 'ccccc.*50 tokens"):
         chatty.lengths(prompts, chatty.longest - 45)
-
-
-def _twice(kind):
-    def call(self, texts, **options):
-        return kind.__call__(self, [text * 2 for text in texts], **options)
-
-    return call
+    assert chatty.lengths(["c" * (chatty.longest + 1)], room=None) == [chatty.longest + 1]

@@ -9,11 +9,17 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from oblrpo.report.charts import Line, chart
-from oblrpo.report.html import page, text
+from oblrpo.report.html import markup, render
 from oblrpo.report.page import write_report
 from tests.report.conftest import row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def text(plain):
+    """It as a page has it."""
+    return str(markup("{}", plain))
+
 
 NAMES = ["nul\x00", "pay \u202eeurt", "red\x1b[31m", "half \ud800", "$\\frac$", "<script>alert(1)</script>"]
 """Keys of metrics that a reward, a baseline or another trainer's log may bring."""
@@ -68,7 +74,7 @@ def test_a_line_of_any_name_has_numbers_at_its_axes():
     ("plain", "shown"),
     [
         ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
-        ("\" onload='x'", "&quot; onload=&#x27;x&#x27;"),
+        ("\" onload='x'", "&#34; onload=&#39;x&#39;"),
         ("a\x00b", r"a\u0000b"),
         ("pay \u202eeurt", r"pay \u202eeurt"),
         ("\u2067x\u2069", r"\u2067x\u2069"),
@@ -79,5 +85,6 @@ def test_a_line_of_any_name_has_numbers_at_its_axes():
 )
 def test_text_does_nothing_to_the_page(plain, shown):
     assert text(plain) == shown
-    assert f"<title>{shown}</title>" in page(plain, [])
-    page(plain, []).encode()
+    page = render("page.html", title=plain, reload_seconds=0)
+    assert f"<title>{shown}</title>" in page
+    page.encode()

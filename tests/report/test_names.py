@@ -9,7 +9,7 @@ import pytest
 import oblrpo
 from oblrpo.diagnosis import CONDITIONS, Finding, Watch, diagnose
 from oblrpo.diagnosis.condition import Reading
-from oblrpo.report.html import text
+from oblrpo.report.html import markup
 from oblrpo.report.page import write_report
 from oblrpo.trainer.monitors import Monitors
 from tests.report.conftest import row
@@ -38,7 +38,7 @@ def test_the_page_shows_what_diagnose_shows(write_run, all_of_them):
         heading = f"{finding.name}, {finding.when}"
         assert f"{heading}." in page if finding.wrong else f"<li>{heading}. {finding}</li>" in page
         assert heading in said
-        assert text(finding.cure) in page
+        assert markup("{}", finding.cure) in page
         assert finding.cure in said
         for each in finding.follows:
             below = f"{each.name}, {each.when}. {each.sentence}"

@@ -10,23 +10,29 @@ import pytest
 
 from oblrpo.diagnosis import diagnose
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES
 from oblrpo.intervals import geometric_mean
 from oblrpo.report.charts import short
 from oblrpo.report.completions import samples
-from oblrpo.report.curves import WINDOW, noise, reward_line, selection
+from oblrpo.report.curves import course, critical_batch, n_snr, reward_line
 from oblrpo.report.ledger import variance_ratios
-from oblrpo.report.page import write_report
+from oblrpo.report.page import DRAWN, write_report
 from oblrpo.report.record import read_run
+from oblrpo.tables.baselines import BASELINES
+from oblrpo.tables.metrics import CHARTS, ROW_OF, WINDOW
 from tests.report.conftest import completions, row
 
 BEFORE = {"step": 0, "eval/accuracy": 0.25, "eval/accuracy_stderr": 0.02}
 LEDGER = {f"variance/{name}": 2.0 + place for place, name in enumerate(BASELINES)}
+RARE = {
+    "completions/trained_ratio": 0.5, "completions/clipped_ratio": 0.1, "completions/masked_ratio": 0.2,
+    "step_kl": 0.01, "step_kl_target": 0.01, "sampling/sequence_logp_difference/mean": 0.1,
+}  # fmt: skip
+"""What is drawn only where it is not as usual."""
 
 
 @pytest.fixture
 def whole(write_run):
-    rows = [BEFORE, *(row(step) for step in range(1, 11))]
+    rows = [BEFORE, *(row(step, **RARE) for step in range(1, 11))]
     rows[1] |= LEDGER
     rows[10] |= LEDGER | {"snr_low": 0.04}
     rows[10] |= {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "baseline/spread": 99.0, "skipped": 1.0}
@@ -35,15 +41,9 @@ def whole(write_run):
 
 def test_everything_is_on_the_page(whole):
     page = write_report(whole).read_text()
-    titles = re.findall(r"<figcaption><b>(.*?)</b>", page)
-    assert titles == [
-        "Reward and held-out accuracy", "Silent groups", "Signal to noise of the batch gradient",
-        "Learning rate", "Critical batch size, and the batch used", "Gradient variance under each baseline",
-        "Variance of unbiased baselines over the run", "Squared score norm", "Score norm, high over low reward",
-        "Score norm against reward", "Completion length", "Spread of completion lengths", "Entropy", "Gradient norm",
-        "Time",
-    ]  # fmt: skip
-    assert "0.250 &plusmn; 0.039 to 0.500 &plusmn; 0.059" in page
+    titles = re.findall(r"<h2 id=samples>(Samples)|<figcaption><b>(.*?)</b>", page)
+    assert ["".join(title) for title in titles] == [chart.title for chart in CHARTS]
+    assert "0.250 ± 0.039 to 0.500 ± 0.059" in page
     assert "<dt>Batch size<dd><b>4 prompts</b><small>4 prompts are 0.2x the critical batch of 20, where noise" in page
     assert "batch used: 4" in page
     assert "<b>not finite, in step 10.</b>" in page
@@ -120,12 +120,14 @@ def test_the_batch_used_and_the_interval_of_the_critical_one(write_run, monkeypa
         drawn[title] = (lines, further)
         return ""
 
-    monkeypatch.setattr("oblrpo.report.curves.chart", note)
-    noise(read_run(write_run([row(1, snr_low=0.04), row(2)])))
+    monkeypatch.setattr("oblrpo.report.charts.chart", note)
+    record = read_run(write_run([row(1, snr_low=0.04), row(2)]))
+    for draw in (n_snr, critical_batch):
+        draw(record, next(chart for chart in CHARTS if chart.kind == draw.__name__))
     lines, further = drawn["Critical batch size, and the batch used"]
     assert lines[0].low == [pytest.approx(10), pytest.approx(10)]
     assert lines[0].high == [pytest.approx(25), pytest.approx(200)]  # open: SNR may be 0
-    assert further["levels"][0].y == 4
+    assert further["levels"] == [(4, "batch used: 4")]
     lines, _ = drawn["Signal to noise of the batch gradient"]
     assert lines[0].high == [pytest.approx(0.4), pytest.approx(0.4)]  # N times snr_high
 
@@ -147,25 +149,20 @@ def test_variance_ratios_are_geometric_means(write_run):
     assert (one.low, one.value, one.high) == (one.value, pytest.approx(0.5), one.value)
 
 
-def test_the_page_shows_what_was_trained_on_and_what_leaving_out_added(write_run):
-    names = ("Completions trained on", "Variance added by training on fewer")
-    every = [row(step, **{"completions/trained_ratio": 1.0}) for step in (1, 2, 3)]
-    exact = [row(step, **{"completions/trained_ratio": 0.5}) for step in (1, 2, 3)]
-    drawn = [each | {"added_variance": 0.1} for each in exact]
-    drawn[0] |= {"added_variance/measured": 0.12, "added_variance/of_gradient": 0.08}
-    for number, (rows, shown) in enumerate(((every, ()), (exact, names[:1]), (drawn, names))):
-        charts = selection(read_run(write_run(rows, name=f"run_{number}")))
-        assert len(charts) == len(shown)
-        assert all(f"<b>{name}</b>" in drawing for name, drawing in zip(shown, charts, strict=True))
-    assert all(label in charts[1] for label in ("predicted", "measured", "measured, of the gradient"))
+def test_charts_are_of_metrics_of_the_table_and_of_known_kinds(write_run):
+    assert set(DRAWN) == {chart.kind for chart in CHARTS}
+    assert {key for chart in CHARTS for key in chart.keys.split()} <= set(ROW_OF)
+    record = read_run(write_run([row(1, **{"completions/trained_ratio": 1.0})]))
+    as_usual = {"Completions trained on", "Truncated completions", "Completions without a reward"}
+    assert not any(course(record, chart) for chart in CHARTS if chart.title in as_usual)
 
 
 def test_samples_show_prompts_that_taught_something_first(write_run):
     def reward(number):
         return float(number in {4, 6})  # prompt 2 and 3 differ within themselves
 
-    page = samples(read_run(write_run([row(1), row(2)], {1: completions(reward), 2: completions(reward)})))
-    before, after = page.split("<h3>")[1:]
+    record = read_run(write_run([row(1), row(2)], {1: completions(reward), 2: completions(reward)}))
+    before, after = (part.partition("<h3>")[2] for part in samples(record, CHARTS[0]))
     assert before.startswith("Step 1, before")
     assert after.startswith("Step 2, after")
     assert before.index("prompt 2") < before.index("prompt 3") < before.index("prompt 0")
@@ -177,7 +174,7 @@ def test_long_texts_are_folded_and_masked_ones_named(write_run):
     texts = completions(lambda number: 0.0)
     texts[0] |= {"completion": "x" * 5000, "reward": None, "baseline": None, "advantage": None}
     del texts[1]["score_norm2"]
-    page = samples(read_run(write_run([row(1)], {1: texts})))
+    (page,) = samples(read_run(write_run([row(1)], {1: texts})), CHARTS[0])
     assert "<summary><code>" + "x" * 240 + " …</code> <small>5000 characters" in page
     assert "x" * 2000 + " </code><small>… 1000 characters left out …</small><code> " + "x" * 2000 + "</code>" in page
     assert "x" * 2001 not in page

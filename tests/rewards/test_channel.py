@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oblrpo.errors import InputError
-from oblrpo.rewards import RewardSet
+from tests.rewards.conftest import RewardSet
 
 SOURCE = """
 import os, sys, subprocess, time

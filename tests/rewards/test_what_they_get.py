@@ -8,10 +8,11 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.policy import Sequences
-from oblrpo.rewards import Rewards, RewardSet
+from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks import DataTask, Problem
 from oblrpo.trainer.metrics import part_metrics
+from tests.rewards.conftest import RewardSet
 
 SOURCE = """
 import asyncio, sys

@@ -190,15 +190,13 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
     draws, logits_V = 10_000, 2 * torch.randn(entries, dtype=torch.float64)
     logits_V[-1], logits_V[1] = 3.0, -math.inf  # the very last entry, and one that is never drawn
     for draw, probabilities_V in (
-        (Draw(1.0, features=True), logits_V.softmax(-1)),
-        (Draw(0.7, features=True), (logits_V / 0.7).softmax(-1)),
-        (Draw(1.0, 0.5, features=True), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
+        (Draw(1.0, entropy=True), logits_V.softmax(-1)),
+        (Draw(0.7, entropy=True), (logits_V / 0.7).softmax(-1)),
+        (Draw(1.0, 0.5, entropy=True), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
     ):
-        token_S, logp_S, entropy_S, norm2_S = draw(logits_V.expand(draws, -1))
+        token_S, logp_S, entropy_S = draw(logits_V.expand(draws, -1))
         torch.testing.assert_close(logp_S, probabilities_V.log()[token_S])
         torch.testing.assert_close(entropy_S, torch.special.entr(probabilities_V).sum().expand(draws))
-        of_logits_V = 1 - 2 * probabilities_V + probabilities_V.square().sum()
-        torch.testing.assert_close(norm2_S, of_logits_V[token_S])
         count_V = torch.bincount(token_S, minlength=entries).double()
         assert not count_V[probabilities_V == 0].any()
         often_V = draws * probabilities_V >= 5
@@ -211,7 +209,7 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
 
 
 def test_the_most_probable_token_tells_nothing_of_its_draw(tiny_policy):
-    assert sample(tiny_policy, ["ab"], 2, 3, 0.0, features=True).features is None
+    assert sample(tiny_policy, ["ab"], 2, 3, 0.0, entropy=True).entropy_S is None
 
 
 def test_logits_that_are_no_numbers_are_told(tiny_policy):

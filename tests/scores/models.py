@@ -1,36 +1,11 @@
-"""Tiny models of the families that are covered, with random shapes, and their sequence log-probabilities."""
+"""Batches for the tiny models of `zoo`, their log-probabilities, and a comparison with loop autograd."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from oblrpo.scores import ScoreTape, oracle
 
 VOCABULARY = 23
 PAD = 2
-
-# family, tied head, extra config: bias or not, grouped-query attention or not
-CONFIGURATIONS = {
-    "qwen3-tied-gqa": (Qwen3Config, True, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}),
-    "qwen3-untied-bias": (Qwen3Config, False, {"attention_bias": True, "num_key_value_heads": 4}),
-    "qwen2-tied": (Qwen2Config, True, {"num_key_value_heads": 1}),
-    "llama-untied-gqa": (LlamaConfig, False, {"num_key_value_heads": 2}),
-    "llama-tied-bias": (LlamaConfig, True, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
-}
-MODELS = {Qwen3Config: Qwen3ForCausalLM, Qwen2Config: Qwen2ForCausalLM, LlamaConfig: LlamaForCausalLM}
-
-
-def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> torch.nn.Module:
-    kind, tied, extra = CONFIGURATIONS[name]
-    settings = {
-        "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "tie_word_embeddings": tied, "pad_token_id": PAD,
-    } | extra  # fmt: skip
-    model = MODELS[kind](kind(**settings, attn_implementation=attention)).to(dtype).eval()
-    with torch.no_grad():  # gains other than 1 and biases other than 0, or their rules would hardly be tested
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
-    return model
 
 
 def batch(sequences: int = 6, prompt: int = 4, completion: int = 7):

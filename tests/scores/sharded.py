@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 
 from oblrpo import estimators
 from oblrpo.scores import ScoreTape, Sketch, UnsupportedModelError, oracle
-from tests.scores.models import batch, build, logps
-from tests.scores.test_methods import moe
+from tests.scores.models import batch, logps
+from tests.scores.zoo import build_family
 
 SKETCH = Sketch(seed=3, directions=8, dimensions=512)
 
@@ -32,7 +32,7 @@ def worst(got, expected):
 
 def errors(name, checkpointing):
     torch.manual_seed(0)
-    model = build(name)
+    model = build_family(name)
     whole = copy.deepcopy(model)
     shard(model)
     if checkpointing:
@@ -98,7 +98,10 @@ def refusal():
 
 def adapters_of_experts():
     """The norms' worst error with adapters of experts and routers, which have no call of their own."""
-    model = get_peft_model(moe(), LoraConfig(task_type="CAUSAL_LM", r=3, target_modules="all-linear")).double()
+    torch.manual_seed(0)
+    model = get_peft_model(
+        build_family("qwen3-moe-normalised"), LoraConfig(task_type="CAUSAL_LM", r=3, target_modules="all-linear")
+    ).double()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -117,7 +120,7 @@ def main(folder, rank, ranks):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet_{ranks}", rank=rank, world_size=ranks)
     results = {
         f"{name}{', checkpointed' if checkpointing else ''}": errors(name, checkpointing)
-        for name in ("qwen3-tied-gqa", "qwen3-untied-bias")
+        for name in ("qwen3-tied", "qwen3-untied-biased")
         for checkpointing in (False, True)
     }
     found = {"models": results, "refusal": refusal(), "adapters of experts": adapters_of_experts()}

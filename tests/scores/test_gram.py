@@ -1,4 +1,4 @@
-"""Inner products of scores, exact and sketched, and group norms, against loop autograd."""
+"""Inner products of scores, exact and sketched, against loop autograd."""
 
 import math
 
@@ -8,9 +8,8 @@ import torch
 from oblrpo.scores import ScoreTape, chunked_logps, oracle
 from oblrpo.scores import contributions as contributions_module
 from oblrpo.scores.gram import Sketch, Sketcher, generator_for
-from tests.scores.models import batch, build, gradients, logps, relative
-from tests.scores.test_methods import EXACT, G, moe, packed
-from tests.scores.zoo import build_family
+from tests.scores.models import gradients, logps, relative
+from tests.scores.test_methods import G, packed
 
 HOLDING = {
     "auto": {},
@@ -18,7 +17,6 @@ HOLDING = {
     "instantiate": {"method": "instantiate"},
 }
 LENGTHS_AND_CHUNKS = [((3, 2), 1 << 22), ((6, 40), 50), ((6, 40), 1 << 22)]
-pytestmark = pytest.mark.usefixtures("stay_double")
 
 
 def flat_scores(model, logps_S):
@@ -48,42 +46,38 @@ def gram_error(model, logps_of, keywords, **record):
 
 @pytest.mark.parametrize(
     ("configuration", "tokens", "chunk"),
-    [*(("qwen3-tied-gqa", *each) for each in LENGTHS_AND_CHUNKS), ("llama-untied-gqa", (6, 40), 50)],
+    [*(("qwen3-tied", *each) for each in LENGTHS_AND_CHUNKS), ("llama-untied", (6, 40), 50)],
 )
 @pytest.mark.parametrize("name", HOLDING)
-def test_gram_is_exact(name, configuration, tokens, chunk, monkeypatch):
+def test_gram_is_exact(case, name, configuration, tokens, chunk, monkeypatch):
     """Tied: the embedding's and the head's cross terms count. 46 tokens: factors are smaller; 5: products are."""
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    torch.manual_seed(40)
-    model, data = build(configuration), batch(5, *tokens)
+    model, data = case(configuration, 5, *tokens)
     assert gram_error(model, lambda: logps(model, *data), HOLDING[name]) <= 1e-10
 
 
 @pytest.mark.parametrize(("name", "chunk"), [(name, 1 << 22) for name in HOLDING] + [("auto", 50), ("gram", 50)])
-def test_gram_is_exact_for_experts(name, chunk, monkeypatch):
+def test_gram_is_exact_for_experts(case, name, chunk, monkeypatch):
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    model, data = moe(), batch()
+    model, data = case("qwen3-moe-normalised")
     assert gram_error(model, lambda: logps(model, *data), HOLDING[name]) <= 1e-10
 
 
 @pytest.mark.parametrize("name", ["auto", "gram"])
-@pytest.mark.parametrize("family", ["dense", "experts"])
-def test_gram_is_exact_for_packed_rows(name, family):
-    torch.manual_seed(41)
-    model = build("qwen3-untied-bias") if family == "dense" else moe()
+@pytest.mark.parametrize("family", ["qwen3-untied-biased", "qwen3-moe-normalised"])
+def test_gram_is_exact_for_packed_rows(case, name, family):
+    model, _ = case(family)
     sequence_BL, forward = packed()
     assert gram_error(model, lambda: forward(model), HOLDING[name], sequence_ids=sequence_BL) <= 1e-10
 
 
 @pytest.mark.parametrize("name", ["auto", "gram"])
 @pytest.mark.parametrize(
-    ("configuration", "chunk"), [("qwen3-tied-gqa", 1), ("qwen3-tied-gqa", 500), ("llama-untied-gqa", 1 << 22)]
+    ("configuration", "chunk"), [("qwen3-tied", 1), ("qwen3-tied", 500), ("llama-untied", 1 << 22)]
 )
-def test_gram_is_exact_for_a_chunked_head(name, configuration, chunk, monkeypatch):
+def test_gram_is_exact_for_a_chunked_head(case, name, configuration, chunk, monkeypatch):
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    torch.manual_seed(42)
-    model = build(configuration)
-    ids_ST, mask_ST, prompt = batch()
+    model, (ids_ST, mask_ST, prompt, _) = case(configuration)
 
     def forward():
         hidden = model.model(input_ids=ids_ST, attention_mask=mask_ST, use_cache=False).last_hidden_state
@@ -94,15 +88,13 @@ def test_gram_is_exact_for_a_chunked_head(name, configuration, chunk, monkeypatc
 
 
 @pytest.mark.parametrize("name", HOLDING)
-def test_gram_is_exact_for_transposed_weights_and_learned_positions(name):
-    torch.manual_seed(43)
-    model, data = build_family("gpt2-tied"), batch()
-    assert gram_error(model, lambda: logps(model, *data, positions=False), HOLDING[name]) <= 1e-10
+def test_gram_is_exact_for_transposed_weights_and_learned_positions(case, name):
+    model, data = case("gpt2-tied")
+    assert gram_error(model, lambda: logps(model, *data), HOLDING[name]) <= 1e-10
 
 
-def test_the_diagonal_of_gram_is_norm2_and_frozen_parameters_do_not_count():
-    torch.manual_seed(44)
-    model, data = build("llama-untied-gqa"), batch()
+def test_the_diagonal_of_gram_is_norm2_and_frozen_parameters_do_not_count(case):
+    model, data = case("llama-untied")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("q_proj" in name or "embed" in name or "norm" in name)
     tape = recorded(model, lambda: logps(model, *data))
@@ -110,9 +102,8 @@ def test_the_diagonal_of_gram_is_norm2_and_frozen_parameters_do_not_count():
     assert gram_error(model, lambda: logps(model, *data), {}) <= 1e-10
 
 
-def test_gram_leaves_the_norms_and_the_gradient_as_they_are():
-    torch.manual_seed(45)
-    model, data = build("qwen3-tied-gqa"), batch()
+def test_gram_leaves_the_norms_and_the_gradient_as_they_are(case):
+    model, data = case("qwen3-tied")
     coef_S = torch.randn(6, dtype=torch.float64)
     found = []
     for ask in (False, True):
@@ -124,9 +115,8 @@ def test_gram_leaves_the_norms_and_the_gradient_as_they_are():
     assert all(torch.equal(plain, asked) for plain, asked in zip(*found, strict=True))
 
 
-def test_short_types_are_summed_in_float32():
-    torch.manual_seed(46)
-    model, data = build("qwen3-tied-gqa", torch.bfloat16), batch()
+def test_short_types_are_summed_in_float32(case):
+    model, data = case("qwen3-tied", dtype=torch.bfloat16)
     tape = recorded(model, lambda: logps(model, *data))
     gram_SS, sketch_SL = tape.gram(), tape.sketch(0)
     assert gram_SS.dtype == sketch_SL.dtype == torch.float32
@@ -136,12 +126,12 @@ def test_short_types_are_summed_in_float32():
 SEEDS = 200
 
 
-def tied_and_first_layer():
+def tied_and_first_layer(case):
     """Few parameters of every kind: many seeds take long."""
-    model = build("qwen3-tied-gqa")
+    model, data = case("qwen3-tied", 4)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".layers.1." not in name)
-    return model
+    return model, data
 
 
 def sketched(tape, expected, seeds=SEEDS, **settings):
@@ -157,19 +147,18 @@ def sketched(tape, expected, seeds=SEEDS, **settings):
 
 
 @pytest.mark.parametrize("name", ["auto", "gram"])
-def test_sketches_are_unbiased(name):
+def test_sketches_are_unbiased(case, name):
     """Tied head and embedding; 200 seeds."""
-    torch.manual_seed(47)
-    model, data = tied_and_first_layer(), batch(4)
+    model, data = tied_and_first_layer(case)
     tape = recorded(model, lambda: logps(model, *data), HOLDING[name])
     z, error = sketched(tape, true_gram(model, logps(model, *data)), directions=4, dimensions=256)
     assert z.abs().max() < 4.5
     assert 0.01 < error < 0.5
 
 
-def test_sketches_are_unbiased_for_experts():
+def test_sketches_are_unbiased_for_experts(case):
     """Alone, or the terms between two experts' slices, which must vanish, would be small beside the rest."""
-    model, data = moe(), batch(4)
+    model, data = case("qwen3-moe-normalised", 4)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".1.mlp.experts" in name)
     tape = recorded(model, lambda: logps(model, *data))
@@ -177,10 +166,9 @@ def test_sketches_are_unbiased_for_experts():
     assert z.abs().max() < 4.5
 
 
-def test_the_error_of_a_sketch_falls_with_directions_and_with_dimensions():
+def test_the_error_of_a_sketch_falls_with_directions_and_with_dimensions(case):
     """As 1 / sqrt(K) and 1 / sqrt(L), each while the other is large; 60 seeds, 16 inner products."""
-    torch.manual_seed(48)
-    model, data = tied_and_first_layer(), batch(4)
+    model, data = tied_and_first_layer(case)
     tape = recorded(model, lambda: logps(model, *data))
     expected = tape.gram()
     errors = {
@@ -192,12 +180,10 @@ def test_the_error_of_a_sketch_falls_with_directions_and_with_dimensions():
 
 
 @pytest.mark.parametrize("keywords", [{}, {"method": "gram"}])
-@pytest.mark.parametrize("family", ["dense", "experts"])
-def test_sketches_of_micro_batches_fit_together(family, keywords):
+@pytest.mark.parametrize("family", ["qwen3-untied-biased", "qwen3-moe-normalised"])
+def test_sketches_of_micro_batches_fit_together(case, family, keywords):
     """The same seed, in one batch or in three: whichever way each of them holds its gradients."""
-    torch.manual_seed(49)
-    model = build("qwen3-tied-gqa") if family == "dense" else moe()
-    ids_ST, mask_ST, prompt = batch(6, 6, 30)
+    model, (ids_ST, mask_ST, prompt, _) = case(family, 6, 6, 30)
     whole = recorded(model, lambda: logps(model, ids_ST, mask_ST, prompt)).sketch(3, 4, 512)
     parts = []
     for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
@@ -207,11 +193,9 @@ def test_sketches_of_micro_batches_fit_together(family, keywords):
     assert relative(tape.sketch(4, 4, 512), whole[4:]) > 0.5
 
 
-def test_a_micro_batch_cut_to_its_own_length_fits_too():
+def test_a_micro_batch_cut_to_its_own_length_fits_too(case):
     """Short ones keep gradients, long ones factors."""
-    torch.manual_seed(50)
-    model = build("qwen3-tied-gqa")
-    ids_ST, mask_ST, prompt = batch(4, 3, 40)
+    model, (ids_ST, mask_ST, prompt, _) = case("qwen3-tied", 4, 3, 40)
     mask_ST[:2, prompt + 2 :] = 0
     whole = recorded(model, lambda: logps(model, ids_ST, mask_ST, prompt))
     short = recorded(model, lambda: logps(model, ids_ST[:2, :5], mask_ST[:2, :5], prompt))
@@ -219,9 +203,8 @@ def test_a_micro_batch_cut_to_its_own_length_fits_too():
     assert relative(short.sketch(1), whole.sketch(1)[:2]) <= 1e-10
 
 
-def test_a_sketch_can_be_repeated():
-    torch.manual_seed(51)
-    model, data = build("llama-untied-gqa"), batch()
+def test_a_sketch_can_be_repeated(case):
+    model, data = case("llama-untied")
     tape = recorded(model, lambda: logps(model, *data))
     torch.manual_seed(1)
     first = tape.sketch(5)
@@ -248,64 +231,16 @@ def test_a_count_sketch_has_the_variance_it_says():
     assert len({tuple(torch.rand(3, generator=generator_for(7, *key)).tolist()) for key in keys}) == 5
 
 
-def test_a_method_that_lets_gradients_go_refuses():
-    torch.manual_seed(53)
-    model, data = build("qwen2-tied"), batch()
+def test_a_method_that_lets_gradients_go_refuses(case):
+    model, data = case("qwen2-tied")
     tape = recorded(model, lambda: logps(model, *data), {"method": "two_pass"})
     for ask in (tape.gram, lambda: tape.sketch(0)):
         with pytest.raises(ValueError, match=r'"two_pass" keeps no gradients .* use "auto"'):
             ask()
 
 
-def test_nothing_recorded_nothing_to_multiply():
-    model = build("qwen2-tied")
+def test_nothing_recorded_nothing_to_multiply(case):
+    model, _ = case("qwen2-tied")
     for ask in (ScoreTape(model).gram, lambda: ScoreTape(model).sketch(0)):
         with pytest.raises(ValueError, match="call record"):
             ask()
-
-
-def group_error(model, forward, keywords, **record):
-    """Relative errors of the squared norm of every group's gradient, and of the gradient."""
-    coef_S = torch.randn(6, dtype=torch.float64)
-    group_norm2 = recorded(model, forward, keywords, **record).accumulate(coef_S, G)
-    ours = gradients(model)
-    model.zero_grad()
-    scores_SN = flat_scores(model, forward())
-    group_PN = (coef_S[:, None] * scores_SN).view(-1, G, scores_SN.shape[1]).sum(1)
-    oracle.accumulate(model, forward(), coef_S, G)
-    expected = gradients(model)
-    model.zero_grad()
-    return (
-        relative(group_norm2, group_PN.square().sum(1)),
-        *(relative(ours[key], expected[key]) for key in expected),
-    )
-
-
-@pytest.mark.parametrize(("tokens", "chunk"), LENGTHS_AND_CHUNKS)
-@pytest.mark.parametrize("name", EXACT)
-def test_group_norms(name, tokens, chunk, monkeypatch):
-    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    torch.manual_seed(54)
-    model, data = build("qwen3-tied-gqa"), batch(6, *tokens)
-    assert max(group_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_group_norms_for_experts(name):
-    model, data = moe(), batch()
-    assert max(group_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
-
-
-@pytest.mark.parametrize("name", ["auto", "two_pass"])
-def test_group_norms_for_packed_rows(name):
-    torch.manual_seed(55)
-    model = build("qwen3-untied-bias")
-    sequence_BL, forward = packed()
-    assert max(group_error(model, lambda: forward(model), EXACT[name], sequence_ids=sequence_BL)) <= 1e-10
-
-
-@pytest.mark.parametrize("name", ["auto", "two_pass"])
-def test_group_norms_for_transposed_weights(name):
-    torch.manual_seed(56)
-    model, data = build_family("gpt2-untied"), batch()
-    assert max(group_error(model, lambda: logps(model, *data, positions=False), EXACT[name])) <= 1e-10

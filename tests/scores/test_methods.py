@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oblrpo.scores import ScoreTape, UnsupportedModelError, chunked_logps, oracle
 from oblrpo.scores import contributions as contributions_module
-from tests.scores.models import PAD, VOCABULARY, batch, build, gradients, logps, relative
+from tests.scores.models import VOCABULARY, gradients, logps, relative
 
 EXACT = {
     "auto": {},
@@ -15,7 +14,6 @@ EXACT = {
     "two_pass": {"method": "two_pass"},
 }
 G = 3
-pytestmark = pytest.mark.usefixtures("stay_double")
 
 
 def errors(model, forward, keywords, sequences=6):
@@ -42,10 +40,10 @@ def errors(model, forward, keywords, sequences=6):
 
 @pytest.mark.parametrize("chunk", [50, 1 << 22])
 @pytest.mark.parametrize("name", ["auto", "gram", "two_pass"])
-def test_groups_of_several_sizes(name, chunk, monkeypatch):
+def test_groups_of_several_sizes(case, name, chunk, monkeypatch):
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    torch.manual_seed(21)
-    model, data, sizes = build("qwen3-tied-gqa"), batch(7, 3, 6), [3, 1, 1, 2]
+    model, data = case("qwen3-tied", 7, 3, 6)
+    sizes = [3, 1, 1, 2]
     coef_S = torch.randn(7, dtype=torch.float64)
     model.zero_grad()
     with ScoreTape(model, **EXACT[name]) as tape:
@@ -64,59 +62,44 @@ def test_groups_of_several_sizes(name, chunk, monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [[3, 3, 1], [6, 0], []])
-def test_sizes_that_do_not_fit_are_refused(sizes):
-    model = build("qwen3-tied-gqa")
+def test_sizes_that_do_not_fit_are_refused(case, sizes):
+    model, data = case("qwen3-tied", 6, 3, 2)
     with ScoreTape(model) as tape:
-        tape.record(logps(model, *batch(6, 3, 2)))
+        tape.record(logps(model, *data))
     with pytest.raises(ValueError, match="do not fit 6"):
         tape.accumulate(torch.ones(6).double(), sizes)
-
-
-def moe():
-    torch.manual_seed(20)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCABULARY, hidden_size=16, moe_intermediate_size=12, intermediate_size=20, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=6, num_experts=5, num_experts_per_tok=2,
-        tie_word_embeddings=True, pad_token_id=PAD, experts_implementation="eager",
-    )  # fmt: skip
-    return Qwen3MoeForCausalLM(config).double().eval()
 
 
 @pytest.mark.parametrize("chunk", [50, 1 << 22])
 @pytest.mark.parametrize("tokens", [(3, 2), (6, 40)])
 @pytest.mark.parametrize("name", EXACT)
-def test_every_exact_method_is_exact(name, tokens, chunk, monkeypatch):
+def test_every_exact_method_is_exact(case, name, tokens, chunk, monkeypatch):
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    torch.manual_seed(21)
-    model = build("qwen3-tied-gqa")
-    data = batch(6, *tokens)
+    model, data = case("qwen3-tied", 6, *tokens)
     assert max(errors(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_every_exact_method_is_exact_for_experts(name):
-    model = moe()
-    data = batch()
+@pytest.mark.parametrize("family", ["qwen3-moe-normalised", "gpt2-untied"])
+def test_every_exact_method_is_exact_for_experts_and_transposed_weights(case, name, family):
+    model, data = case(family)
     assert max(errors(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_every_exact_method_under_activation_checkpointing(name):
+def test_every_exact_method_under_activation_checkpointing(case, name):
     """A second backward recomputes too, after the `with` was left."""
-    torch.manual_seed(22)
-    for model in (build("qwen3-untied-bias"), moe()):
-        data = batch()
+    for family in ("qwen3-untied-biased", "qwen3-moe-normalised"):
+        model, data = case(family)
         model.activation_checkpointing_enable({"use_reentrant": False})
         model.train()  # transformers checkpoints in training mode only; no dropout here
         assert max(errors(model, lambda model=model, data=data: logps(model, *data), EXACT[name])) <= 1e-10
 
 
-def test_reentrant_checkpointing_is_refused():
-    torch.manual_seed(23)
-    model = build("qwen2-tied")
+def test_reentrant_checkpointing_is_refused(case):
+    model, data = case("qwen2-tied")
     model.activation_checkpointing_enable({"use_reentrant": True})
     model.train()
-    data = batch()
     with pytest.raises(UnsupportedModelError, match="reentrant"):  # noqa: SIM117
         with ScoreTape(model) as tape:
             tape.record(logps(model, *data))
@@ -150,10 +133,9 @@ def packed(sequences=6):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("family", ["dense", "experts"])
-def test_packed_rows(name, family):
-    torch.manual_seed(24)
-    model = build("qwen3-untied-bias") if family == "dense" else moe()
+@pytest.mark.parametrize("family", ["qwen3-untied-biased", "qwen3-moe-normalised"])
+def test_packed_rows(case, name, family):
+    model, _ = case(family)
     sequence_BL, forward = packed()
     coef_S = torch.randn(6, dtype=torch.float64)
     with ScoreTape(model, **EXACT[name]) as tape:
@@ -167,9 +149,8 @@ def test_packed_rows(name, family):
     assert max(relative(ours[key], expected[key]) for key in expected) <= 1e-10
 
 
-def test_packed_rows_that_do_not_fit_are_refused():
-    torch.manual_seed(25)
-    model = build("qwen2-tied")
+def test_packed_rows_that_do_not_fit_are_refused(case):
+    model, _ = case("qwen2-tied")
     sequence_BL, forward = packed()
     for ids, match in ((sequence_BL[:, :-1], "packed rows of shape"), (sequence_BL + 3, "sequence ids up to 8")):
         with pytest.raises((UnsupportedModelError, ValueError), match=match):  # noqa: SIM117
@@ -178,11 +159,9 @@ def test_packed_rows_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("configuration", ["qwen3-tied-gqa", "llama-untied-gqa"])
-def test_a_head_called_on_chunks_of_tokens(name, configuration):
-    torch.manual_seed(26)
-    model = build(configuration)
-    ids_ST, mask_ST, prompt = batch()
+@pytest.mark.parametrize("configuration", ["qwen3-tied", "llama-untied"])
+def test_a_head_called_on_chunks_of_tokens(case, name, configuration):
+    model, (ids_ST, mask_ST, prompt, _) = case(configuration)
 
     def forward():
         hidden = model.model(input_ids=ids_ST, attention_mask=mask_ST, use_cache=False).last_hidden_state
@@ -195,14 +174,12 @@ def test_a_head_called_on_chunks_of_tokens(name, configuration):
 
 @pytest.mark.parametrize("chunk", [1, 500, 1 << 22])
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("configuration", ["qwen3-tied-gqa", "llama-tied-bias", "llama-untied-gqa"])
-def test_chunked_logps(name, configuration, chunk, monkeypatch):
+@pytest.mark.parametrize("configuration", ["qwen3-tied", "llama-tied-biased", "llama-untied"])
+def test_chunked_logps(case, name, configuration, chunk, monkeypatch):
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    torch.manual_seed(27)
-    model = build(configuration)
-    if configuration == "llama-untied-gqa":
+    model, (ids_ST, mask_ST, prompt, _) = case(configuration)
+    if configuration == "llama-untied":
         model.lm_head = torch.nn.Linear(16, VOCABULARY, bias=True, dtype=torch.float64)
-    ids_ST, mask_ST, prompt = batch()
 
     def hidden():
         return model.model(input_ids=ids_ST, attention_mask=mask_ST, use_cache=False).last_hidden_state
@@ -230,10 +207,8 @@ def test_chunked_logps_wants_a_linear_head():
         chunked_logps(torch.nn.Conv1d(1, 1, 1), torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.long))
 
 
-def test_misuse_of_methods_is_explained():
-    torch.manual_seed(32)
-    model = build("qwen2-tied")
-    data = batch()
+def test_misuse_of_methods_is_explained(case):
+    model, data = case("qwen2-tied")
     with pytest.raises(ValueError, match="no method 'exact'; there are auto"):
         ScoreTape(model, "exact")
     coef_S = torch.randn(6, dtype=torch.float64)
@@ -244,8 +219,8 @@ def test_misuse_of_methods_is_explained():
         tape.accumulate(coef_S, G)
 
 
-def test_a_forward_that_somebody_replaced_is_refused_and_left():
-    model = moe()
+def test_a_forward_that_somebody_replaced_is_refused_and_left(case):
+    model, _ = case("qwen3-moe-normalised")
     experts = model.model.layers[1].mlp.experts
     own = experts.forward
     experts.forward = lambda *args: own(*args)

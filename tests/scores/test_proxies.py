@@ -6,7 +6,7 @@ import torch
 
 from oblrpo.scores import contributions, oracle
 from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
-from tests.scores.models import VOCABULARY, build
+from tests.scores.models import VOCABULARY
 
 
 def random_features(S, seed=0, dtype=torch.float64):
@@ -289,9 +289,8 @@ def sampled(model, S, longest):
     return (logps_SC * mask_SC).sum(1), features
 
 
-def test_on_a_language_model_it_agrees_at_least_as_well_as_the_fixed_proxies():
-    torch.manual_seed(12)
-    model = build("qwen3-tied-gqa", torch.float32)
+def test_on_a_language_model_it_agrees_at_least_as_well_as_the_fixed_proxies(case):
+    model, _ = case("qwen3-tied", dtype=torch.float32, initializer_range=0.02)
     with torch.no_grad():
         model.model.embed_tokens.weight *= 12  # a policy that knows what it wants, as after any training
     proxy, held_out = CalibratedProxy(), []

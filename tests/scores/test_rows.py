@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oblrpo.memory import peak_bytes
 from oblrpo.scores import GroupTape, ScoreTape, UnsupportedModelError, chunked_logps, oracle
 from oblrpo.scores.layout import rows_to_check
-from tests.scores.models import VOCABULARY, batch, build, gradients, logps
-from tests.scores.test_methods import EXACT, G, moe, packed
+from tests.scores.models import VOCABULARY, batch, gradients, logps
+from tests.scores.test_methods import EXACT, G, packed
 
 
 class TimeFirst(nn.Module):
@@ -38,15 +38,13 @@ def test_a_layer_that_runs_time_first_is_refused_where_rows_are_as_many_as_token
 
 @pytest.mark.parametrize("sequences", [2, 4, 6, 8])
 @pytest.mark.parametrize("order", ["reversed", "shifted", "output by output"])
-def test_log_probabilities_in_another_order_are_refused(order, sequences):
-    torch.manual_seed(1)
-    model = build("qwen2-tied", torch.float32)
+def test_log_probabilities_in_another_order_are_refused(case, order, sequences):
+    model, data = case("qwen2-tied", sequences, dtype=torch.float32)
     index_S = {
         "reversed": torch.arange(sequences).flip(0),
         "shifted": torch.arange(sequences).roll(1),
         "output by output": torch.arange(sequences).view(2, -1).T.flatten(),
     }[order]
-    data = batch(sequences)
     with ScoreTape(model) as tape:
         if torch.equal(index_S, torch.arange(sequences)):
             tape.record(logps(model, *data)[index_S])
@@ -71,9 +69,8 @@ def test_sequences_that_mix_are_refused_by_the_layer_below(head):
             tape.record(logp_ST.sum(1))
 
 
-def test_attention_across_packed_sequences_is_refused():
-    torch.manual_seed(3)
-    model = build("qwen2-tied")
+def test_attention_across_packed_sequences_is_refused(case):
+    model, _ = case("qwen2-tied")
     ids_BL, sequence_BL = torch.randint(VOCABULARY, (2, 8)), torch.arange(4).repeat_interleave(4).view(2, 8)
     causal_B1LL = torch.full((8, 8), -1e30, dtype=torch.float64).triu(1).expand(2, 1, 8, 8)
     with ScoreTape(model) as tape:
@@ -103,9 +100,8 @@ def backwards(tape, logps_S):
     return mode.count
 
 
-def test_the_check_is_made_once_a_model_and_where_there_is_something_to_check():
-    torch.manual_seed(4)
-    model, data = build("qwen2-tied", torch.float32), batch()
+def test_the_check_is_made_once_a_model_and_where_there_is_something_to_check(case):
+    model, data = case("qwen2-tied", dtype=torch.float32)
     counts = []
     for rows in (slice(0, 1), slice(0, 6), slice(0, 6)):
         with ScoreTape(model) as tape:
@@ -118,18 +114,16 @@ def test_the_check_is_made_once_a_model_and_where_there_is_something_to_check():
         assert backwards(tape, logps(tape.model, *data)) == 1
 
 
-def test_a_refused_model_is_checked_again():
-    torch.manual_seed(4)
-    model, data = build("qwen2-tied", torch.float32), batch()
+def test_a_refused_model_is_checked_again(case):
+    model, data = case("qwen2-tied", dtype=torch.float32)
     for _ in range(2):
         with ScoreTape(model) as tape, pytest.raises(UnsupportedModelError, match="another order than the rows"):
             tape.record(logps(model, *data)[torch.arange(6).flip(0)])
 
 
-def test_two_rows_do_not_tell_of_more():
+def test_two_rows_do_not_tell_of_more(case):
     """A look at two short rows before a run leaves the look at its first batch to be made."""
-    torch.manual_seed(4)
-    model, data = build("qwen2-tied", torch.float32), batch()
+    model, data = case("qwen2-tied", dtype=torch.float32)
     counts = []
     for rows in (slice(0, 2), slice(0, 6), slice(0, 6)):
         with ScoreTape(model) as tape:
@@ -149,9 +143,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_the_check_is_made_again_once_the_model_is_another(change):
-    torch.manual_seed(4)
-    model, data, counts = build("qwen3-untied-bias", torch.float32), batch(), []
+def test_the_check_is_made_again_once_the_model_is_another(case, change):
+    model, data = case("qwen3-untied-biased", dtype=torch.float32)
+    counts = []
     for turn in range(4):
         if turn == 2:
             change(model)
@@ -160,15 +154,15 @@ def test_the_check_is_made_again_once_the_model_is_another(change):
     assert counts == [2, 1, 2, 1]
 
 
-def test_the_check_is_made_again_where_log_probabilities_come_about_in_another_way():
+def test_the_check_is_made_again_where_log_probabilities_come_about_in_another_way(case):
     """Other arguments, packed rows, as many rows as tokens, or other functions after the model's."""
     torch.manual_seed(4)
-    model, data = build("qwen2-tied"), batch()
+    model, data = case("qwen2-tied")
     square = batch(6, 3, 3)
     sequence_BL, packed_logps = packed()
     ways = [
         (lambda: logps(model, *data), {}),
-        (lambda: logps(model, *data, positions=False), {}),
+        (lambda: logps(model, *data[:3], positions=False), {}),
         (lambda: logps(model, *square), {}),
         (lambda: logps(model, *data)[torch.arange(6)], {}),
         (lambda: packed_logps(model), {"sequence_ids": sequence_BL}),
@@ -183,13 +177,12 @@ def test_the_check_is_made_again_where_log_probabilities_come_about_in_another_w
         tape.record(logps(model, *data).flip(0))
 
 
-def test_the_check_takes_no_memory_under_activation_checkpointing():
+def test_the_check_takes_no_memory_under_activation_checkpointing(case):
     """What is made again for a tap is let go of in the check, which needs none of it."""
-    torch.manual_seed(4)
     ids_ST = torch.randint(VOCABULARY, (8, 64))
     peaks = []
     for check_rows in (True, False):
-        model = build("qwen3-untied-bias", torch.float32)
+        model, _ = case("qwen3-untied-biased", dtype=torch.float32)
         model.activation_checkpointing_enable({"use_reentrant": False})
         model.train()
 
@@ -215,9 +208,8 @@ class OnceOnly(torch.autograd.Function):
         return ctx.factor.mul_(grad)
 
 
-def test_what_may_not_stand_a_second_backward_is_not_given_one():
-    torch.manual_seed(5)
-    model, data = build("qwen2-tied"), batch()
+def test_what_may_not_stand_a_second_backward_is_not_given_one(case):
+    model, data = case("qwen2-tied")
     expected = oracle.norm2(model, logps(model, *data))
     with ScoreTape(model) as tape:
         assert backwards(tape, OnceOnly.apply(logps(model, *data))) == 1
@@ -236,10 +228,9 @@ def test_what_may_not_stand_a_second_backward_is_not_given_one():
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("family", ["dense", "experts", "packed", "checkpointed"])
-def test_the_check_changes_no_number(name, family):
-    torch.manual_seed(6)
-    model = moe() if family == "experts" else build("qwen3-untied-bias")
-    data, record = batch(), {}
+def test_the_check_changes_no_number(case, name, family):
+    model, data = case("qwen3-moe-normalised" if family == "experts" else "qwen3-untied-biased")
+    record = {}
     if family == "checkpointed":
         model.activation_checkpointing_enable({"use_reentrant": False})
         model.train()  # transformers checkpoints in training mode only; no dropout here

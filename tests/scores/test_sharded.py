@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = [f"{name}{suffix}" for name in ("qwen3-tied-gqa", "qwen3-untied-bias") for suffix in ("", ", checkpointed")]
+MODELS = [f"{name}{suffix}" for name in ("qwen3-tied", "qwen3-untied-biased") for suffix in ("", ", checkpointed")]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1 rank", "2 ranks"])

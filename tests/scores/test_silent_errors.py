@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oblrpo.scores import ScoreTape, UnsupportedModelError, chunked_logps, oracle
 from oblrpo.scores import contributions as contributions_module
-from tests.scores.models import batch, build, gradients, logps, relative
-from tests.scores.test_methods import moe, packed
+from tests.scores.models import gradients, logps, relative
+from tests.scores.test_methods import packed
 
 
 class OddTopKRouter(nn.Module):
@@ -50,10 +50,8 @@ def test_a_routers_weight_may_be_used_in_pieces(way):
 
 
 @pytest.mark.parametrize("method", ["auto", "gram", "two_pass"])
-def test_a_gradient_of_other_strides_is_added_to(method):
-    torch.manual_seed(41)
-    model = build("qwen3-tied-gqa")
-    data = batch()
+def test_a_gradient_of_other_strides_is_added_to(case, method):
+    model, data = case("qwen3-tied")
     logps(model, *data).sum().backward()
     expected = {name: 2 * grad for name, grad in gradients(model).items()}
     for p in model.parameters():
@@ -123,10 +121,8 @@ def test_chunked_logps_checks_shapes():
             chunked_logps(head, torch.zeros(hidden), torch.zeros(target, dtype=torch.long))
 
 
-def test_autocast_around_the_tape_shortens_no_product():
-    torch.manual_seed(44)
-    model = build("qwen3-tied-gqa", torch.float32)
-    data = batch()
+def test_autocast_around_the_tape_shortens_no_product(case):
+    model, data = case("qwen3-tied", dtype=torch.float32)
     norms = []
     for enabled in (False, True):
         model.zero_grad()
@@ -160,9 +156,8 @@ def test_chunked_logps_multiplies_as_autocast_says():
         torch.testing.assert_close(results[0][1], results[1][1], rtol=tolerance, atol=tolerance)
 
 
-def test_packed_tokens_of_nobody_that_matter_are_refused():
-    torch.manual_seed(46)
-    model = build("qwen2-tied")
+def test_packed_tokens_of_nobody_that_matter_are_refused(case):
+    model, _ = case("qwen2-tied")
     sequence_BL, forward = packed()
     sequence_BL[0, 2] = -1  # a token that its neighbours attend to
     with pytest.raises(UnsupportedModelError, match="gives to no sequence"):  # noqa: SIM117
@@ -288,8 +283,8 @@ def test_a_compiled_model_is_refused_by_name(part):
         (lambda experts: setattr(experts, "__class__", type("OddExperts", (nn.Module,), {})), "no method _apply_gate"),
     ],
 )
-def test_experts_of_another_form_are_refused_by_path_and_cause(change, message):
-    model = moe()
+def test_experts_of_another_form_are_refused_by_path_and_cause(case, change, message):
+    model, _ = case("qwen3-moe-normalised")
     change(model.model.layers[1].mlp.experts)
     with pytest.raises(UnsupportedModelError, match=rf"^model.layers.1.mlp.experts: .*{message}"):
         ScoreTape(model)
@@ -305,10 +300,8 @@ def test_one_parameter_as_vector_and_matrix_is_refused():
             PerSequence().take(order)
 
 
-def test_a_tape_entered_again_frees_the_stores_before():
-    torch.manual_seed(47)
-    model = build("qwen3-tied-gqa", torch.float32)
-    data = batch()
+def test_a_tape_entered_again_frees_the_stores_before(case):
+    model, data = case("qwen3-tied", dtype=torch.float32)
     tape = ScoreTape(model)
     gc.disable()
     try:

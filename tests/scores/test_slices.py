@@ -6,9 +6,8 @@ import torch
 from oblrpo.scores import ScoreTape, oracle
 from oblrpo.scores.slices import Run, Slice, in_slices
 from oblrpo.step.scoring import by_count
-from tests.scores.models import batch, build, gradients, logps
+from tests.scores.models import batch, gradients, logps
 from tests.scores.test_peft import adapt
-from tests.scores.zoo import POSITIONS_BY_DEFAULT, build_family
 
 SLICES = ([1, 4, 5], [0, 3], [2])  # of groups of 3, 1 and 2 rows: none of them is whole, and two slices lack one
 SIZES = [3, 1, 2]
@@ -53,11 +52,8 @@ def agrees_with_loop_autograd(model, data, method="auto", slices=SLICES, sizes=S
 
 
 @pytest.mark.parametrize(("name", "method"), FAMILIES)
-@pytest.mark.usefixtures("stay_double")
-def test_any_family_agrees_with_loop_autograd(name, method):
-    torch.manual_seed(0)
-    data = (*batch(), name not in POSITIONS_BY_DEFAULT)
-    agrees_with_loop_autograd(build_family(name), data, method)
+def test_any_family_agrees_with_loop_autograd(case, name, method):
+    agrees_with_loop_autograd(*case(name), method)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks transformers for it
@@ -67,12 +63,9 @@ def test_adapters_agree_with_loop_autograd():
     agrees_with_loop_autograd(adapt("gpt2-tied", lora_bias=True, bias="lora_only"), batch())
 
 
-@pytest.mark.usefixtures("stay_double")
-def test_slices_need_not_be_of_one_width():
+def test_slices_need_not_be_of_one_width(case):
     """Products are kept of the long slice, and factors of the short ones."""
-    torch.manual_seed(1)
-    model = build("qwen2-tied")
-    ids_ST, mask_ST, prompt = batch(6, 3, 40)
+    model, (ids_ST, mask_ST, prompt, _) = case("qwen2-tied", 6, 3, 40)
     mask_ST[SLICES[1] + SLICES[2], prompt + 2 :] = 0
     coef_S, tape = torch.randn(6, dtype=torch.float64), ScoreTape(model)
     with tape:
@@ -89,9 +82,8 @@ def test_slices_need_not_be_of_one_width():
     torch.testing.assert_close(ours, gradients(model), rtol=1e-9, atol=1e-12)
 
 
-def test_what_slices_cannot_give_is_refused():
-    torch.manual_seed(2)
-    model, data = build("qwen2-tied", torch.float32), batch()
+def test_what_slices_cannot_give_is_refused(case):
+    model, data = case("qwen2-tied", dtype=torch.float32)
     for tape in (ScoreTape(model, "two_pass"), ScoreTape(model, "streamed")):
         assert not tape.takes_slices
         with pytest.raises(ValueError, match="records all rows of a batch in one forward"):
@@ -129,22 +121,18 @@ def test_groups_of_as_many_rows_are_one_run():
 
 @pytest.mark.parametrize("elements", [1 << 22, 600, 1])  # all groups at a time, some, and one
 @pytest.mark.parametrize(
-    ("name", "method"), [("qwen2-tied", "gram"), ("qwen2-tied", "instantiate"), ("qwen3-untied-bias", "gram")]
+    ("name", "method"), [("qwen2-tied", "gram"), ("qwen2-tied", "instantiate"), ("qwen3-untied-biased", "gram")]
 )
-@pytest.mark.usefixtures("stay_double")
-def test_runs_of_several_groups_agree_with_loop_autograd(name, method, elements, monkeypatch):
-    torch.manual_seed(4)
+def test_runs_of_several_groups_agree_with_loop_autograd(case, name, method, elements, monkeypatch):
     monkeypatch.setattr("oblrpo.scores.contributions.CHUNK_ELEMENTS", elements)
     owner_S = torch.arange(4).repeat_interleave(3)
     parts = torch.tensor([0, 4, 5, 6, 9, 11]), torch.tensor([1, 2, 3, 7, 8, 10])
     slices = [rows[by_count(owner_S[rows])].tolist() for rows in parts]
     assert slices == [[0, 6, 4, 5, 9, 11], [3, 10, 1, 2, 7, 8]]
-    agrees_with_loop_autograd(build(name), batch(12), method, slices, [3] * 4)
+    agrees_with_loop_autograd(*case(name, 12), method, slices, [3] * 4)
 
 
-@pytest.mark.usefixtures("stay_double")
-def test_large_parameters_are_summed_group_by_group(monkeypatch):
-    torch.manual_seed(3)
+def test_large_parameters_are_summed_group_by_group(case, monkeypatch):
     monkeypatch.setattr("oblrpo.scores.slices.ALONE", 1)
     for method in ("gram", "instantiate"):
-        agrees_with_loop_autograd(build("qwen2-tied"), batch(), method)
+        agrees_with_loop_autograd(*case("qwen2-tied"), method)

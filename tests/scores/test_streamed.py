@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from oblrpo.scores import ScoreTape, Sketch
-from tests.scores.models import CONFIGURATIONS, batch, build, logps, relative
+from tests.scores.models import logps, relative
 from tests.scores.test_gram import flat_scores
-from tests.scores.test_methods import moe, packed
+from tests.scores.test_methods import packed
 
-pytestmark = pytest.mark.usefixtures("stay_double")
 SKETCHES = [Sketch(1, 8, 256), Sketch(2, 4, 128)]
 
 
@@ -29,32 +28,21 @@ def check(model, forward, **record):
     assert relative(tape.norm2(), score_SN.square().sum(1)) <= 1e-10
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_dense_models(name):
-    torch.manual_seed(0)
-    model, data = build(name), batch()
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-untied-biased", "llama-tied-biased", "qwen3-moe-normalised"])
+def test_dense_models(case, name):
+    model, data = case(name)
     check(model, lambda: logps(model, *data))
 
 
-def test_experts():
-    model = moe()
-    torch.manual_seed(1)
-    data = batch()
-    check(model, lambda: logps(model, *data))
-
-
-def test_packed_rows():
-    torch.manual_seed(2)
-    model = build("qwen3-untied-bias")
+def test_packed_rows(case):
+    model, _ = case("qwen3-untied-biased")
     sequence_BL, forward = packed()
     check(model, lambda: forward(model), sequence_ids=sequence_BL)
 
 
 @pytest.fixture
-def recorded():
-    torch.manual_seed(0)
-    model = build("qwen3-tied-gqa")
-    data = batch()
+def recorded(case):
+    model, data = case("qwen3-tied")
     with ScoreTape(model, "streamed") as tape:
         tape.record(logps(model, *data))
     return tape
@@ -72,7 +60,7 @@ def test_it_gives_no_gradient(recorded):
         recorded.accumulate(torch.ones(6, dtype=torch.float64))
 
 
-def test_other_methods_are_not_told_beforehand():
-    model, data = build("qwen3-tied-gqa"), batch()
+def test_other_methods_are_not_told_beforehand(case):
+    model, data = case("qwen3-tied")
     with ScoreTape(model) as tape, pytest.raises(ValueError, match="streamed"):
         tape.record(logps(model, *data), gram=True)

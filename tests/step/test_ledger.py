@@ -9,22 +9,27 @@ from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
-from oblrpo.step.ledger import LOOK, SHARE, VarianceLedger, ledger_metrics
-from oblrpo.step.off_policy import OffPolicyBatch
-from oblrpo.step.selection import BACKWARD, SAMPLING
+from oblrpo.step import Batch
+from oblrpo.step.ledger import LEDGER, SAMPLING, TRAINING, WORK_SHARE, VarianceLedger, ledger_metrics
+from oblrpo.step.off_policy import ImportanceWeights
 from oblrpo.tables.algorithms import Algorithm
+from oblrpo.tables.ratios import RATIOS
 
 P, G, LONGEST = 5, 4, 6
 
-batch_of = OffPolicyBatch.of
 ALL = MicroBatches()
+ON_POLICY = ImportanceWeights(RATIOS["sequence"])
 
 
 @pytest.fixture
 def batch(tiny_policy):
     torch.manual_seed(1)
     rollouts = sample(tiny_policy, ["a", "bcd", "ef", "ghij", "k"], G, LONGEST, 1.0)
-    return rollouts.sequences, torch.randint(2, (P, G)).float()
+    return Batch.of(rollouts.sequences, torch.randint(2, (P, G)).float())
+
+
+def ledger_of(policy, batch, prior=None, seed=0, blocks=ALL, *, exact=True):
+    return VarianceLedger(policy, 1.0, blocks, exact=exact).take(batch, prior or Prior(), seed, ON_POLICY).ledger
 
 
 def scores(policy, scored_S):
@@ -33,9 +38,8 @@ def scores(policy, scored_S):
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_policy, batch, name):
-    sequences, rewards_PG = batch
-    entry = BASELINES[name]
-    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(batch_of(sequences, rewards_PG), Prior(), seed=0)
+    sequences, rewards_PG, entry = batch.sequences, batch.rewards_PG, BASELINES[name]
+    ledger = ledger_of(tiny_policy, batch)
     out = tiny_policy.logps(sequences)
     mask_SC = sequences.own_SC
     inputs = {"norm2_PG": scores(tiny_policy, out.logps_S).square().sum(1).view(P, G),
@@ -58,15 +62,9 @@ def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_poli
 
 @pytest.mark.parametrize("per_block", [0, 2])
 def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
-    sequences, rewards_PG = batch
-    prior = Prior(2.0)
-    exact = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(batch_of(sequences, rewards_PG), prior, seed=0)
-    runs = [
-        VarianceLedger(tiny_policy, 1.0, MicroBatches(per_block), exact=False).take(
-            batch_of(sequences, rewards_PG), prior, seed
-        )
-        for seed in range(20)
-    ]
+    prior, blocks = Prior(2.0), MicroBatches(per_block)
+    exact = ledger_of(tiny_policy, batch, prior)
+    runs = [ledger_of(tiny_policy, batch, prior, seed, blocks, exact=False) for seed in range(20)]
     for name, entry in exact.entries.items():
         found = torch.tensor([run.entries[name].variance for run in runs])
         assert abs(float(found.mean()) - entry.variance) <= 4 * float(found.std()) / 20**0.5 + 1e-6 * entry.variance
@@ -75,9 +73,8 @@ def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
 
 def test_a_loss_weighting_has_no_within_part(tiny_policy, batch):
     """Its mean gradient is not that of the rewards, so that one batch cannot tell what comes from prompts."""
-    sequences, rewards_PG = batch
-    batch = batch_of(sequences, rewards_PG, algorithm=Algorithm("rloo", weighting="sequence_mean"))
-    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(batch, Prior(), seed=0)
+    algorithm = Algorithm("rloo", weighting="sequence_mean")
+    ledger = ledger_of(tiny_policy, Batch.of(batch.sequences, batch.rewards_PG, algorithm=algorithm))
     assert all(math.isnan(entry.within) for entry in ledger.entries.values())
     assert math.isnan(ledger.between)
 
@@ -88,10 +85,8 @@ def test_an_exact_ledger_needs_one_block(tiny_policy):
 
 
 def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, batch):
-    sequences, rewards_PG = batch
-    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=False).take(batch_of(sequences, rewards_PG), Prior(), seed=0)
+    metrics = ledger_metrics(ledger_of(tiny_policy, batch, exact=False))
     assert all(p.grad is None for p in tiny_policy.parameters)
-    metrics = ledger_metrics(ledger)
     assert {f"variance/{name}" for name in BASELINES} <= set(metrics)
     assert {f"signal2/{name}" for name in BASELINES} <= set(metrics)
     assert metrics["variance/mean"] == pytest.approx(((G - 1) / G) ** 2 * metrics["variance/rloo"], rel=1e-5)
@@ -99,10 +94,9 @@ def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, bat
 
 def test_a_ledger_is_taken_when_its_share_of_the_work_has_been_saved(tiny_policy, batch, monkeypatch):
     """Work is counted in tokens, less where less is trained on; a run that goes on takes it in the same step."""
-    whole = batch_of(*batch)
-    keep_PG = torch.tensor([1.0, 0.0, 0.0, 1.0]).expand(P, G)
-    tokens_S = whole.sequences.mask_ST.sum(1)
-    for each in (whole, replace(whole, keep_PG=keep_PG)):
+    skipped_PG = torch.tensor([False, True, True, False]).expand(P, G)
+    tokens_S = batch.sequences.mask_ST.sum(1)
+    for each in (batch, replace(batch, skipped_PG=skipped_PG)):
         taken = []
         ledgers = [VarianceLedger(tiny_policy, 1.0, ALL, every=None) for _ in range(2)]
         for step in range(1, 400):
@@ -111,11 +105,11 @@ def test_a_ledger_is_taken_when_its_share_of_the_work_has_been_saved(tiny_policy
                 ledgers[1].load_state_dict(ledgers[0].state_dict())
             for ledger in ledgers:
                 monkeypatch.setattr(ledger, "take", lambda *_, step=step, taken=taken: taken.append(step))
-                ledger.metrics(each, Prior(), step)
+                ledger.metrics(each, Prior(), step, ON_POLICY)
                 ledger.save_up(each)
         assert taken[::2] == taken[1::2]
-        trained = float((tokens_S * each.keep_PG.flatten()).sum() / tokens_S.sum())
-        a_step = SHARE * (SAMPLING + BACKWARD * trained) / LOOK
+        trained = float(tokens_S[each.kept_PG.flatten()].sum() / tokens_S.sum())
+        a_step = WORK_SHARE * (SAMPLING + TRAINING * trained) / LEDGER
         assert len(taken[::2]) == int(398 * a_step) > 1
         for looks, step in enumerate(taken[::2], start=1):
             assert looks - 1e-9 <= (step - 1) * a_step <= looks + a_step + 1e-9

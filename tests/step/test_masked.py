@@ -14,11 +14,10 @@ from oblrpo.rollout import Rollouts, sample
 from oblrpo.settings import ScoresConfig
 from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.tasks import Problem
-from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
-from tests.trainer.learners import one_pass, sampled
+from tests.trainer.learners import one_pass, samples_of
 
 P, G, LONGEST = 5, 4, 6
 PROMPTS = ["a", "bcd", "ef", "ghij", "k"]
@@ -56,12 +55,12 @@ def grads(policy):
 
 
 def without(rollouts, rewards_PG, kept_PG):
-    """The batch with every prompt's other outputs removed; as many must be left of each."""
+    """The samples with every prompt's other outputs removed; as many must be left of each."""
     rows_S = kept_PG.flatten()
     texts = [text for text, kept in zip(rollouts.completions, rows_S.tolist(), strict=True) if kept]
     removed = Rollouts(rollouts.sequences.at(rows_S), texts, rollouts.clipped_S[rows_S])
     prompts = int(kept_PG.any(1).sum())
-    return removed, rewards_PG.flatten()[rows_S].view(prompts, -1)
+    return samples_of(removed, rewards_PG.flatten()[rows_S].view(prompts, -1))
 
 
 def moments_of(moments):
@@ -85,10 +84,9 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
     scores = None if not micro_batch else ScoresConfig(ledger_steps=0, calibration_steps=1)
     masked = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
     removed = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
-    rest, rest_rewards_PG = without(rollouts, rewards_PG, valid_PG)
-    ours = one_pass(masked, rollouts.sequences, holes_PG, None, 1, valid_PG)
+    ours = one_pass(masked, samples_of(rollouts, holes_PG, valid_PG), 1)
     our_grads = grads(policy)
-    theirs = one_pass(removed, rest.sequences, rest_rewards_PG, None, 1)
+    theirs = one_pass(removed, without(rollouts, rewards_PG, valid_PG), 1)
     assert float(our_grads.norm()) > 1e-3
     close(our_grads, grads(policy))
     for name in ("norm2_PG", "baseline_PG", "advantages_PG", "logps_PG", "rho_PG"):
@@ -99,11 +97,11 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
     assert set(ours.further) == set(theirs.further)
     for key, value in theirs.further.items():
         assert ours.further[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
-    masked.baseline.end_step()
-    removed.baseline.end_step()
-    for part, state in removed.baseline.state_dict().items():
+    masked.core.baseline.end_step(ours.baseline)
+    removed.core.baseline.end_step(theirs.baseline)
+    for part, state in removed.core.baseline.state_dict().items():
         for key, value in state.items():
-            close(torch.as_tensor(masked.baseline.state_dict()[part][key]), torch.as_tensor(value))
+            close(torch.as_tensor(masked.core.baseline.state_dict()[part][key]), torch.as_tensor(value))
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
@@ -113,10 +111,9 @@ def test_a_prompt_with_too_few_outputs_is_removed(policy, batch, name):
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[1] = torch.arange(G) < smallest - 1
     kept_PG = valid_PG.all(1, keepdim=True).expand(P, G)
-    estimate = one_pass(learner_of(policy, design), rollouts.sequences, rewards_PG, None, 1, valid_PG)
+    estimate = one_pass(learner_of(policy, design), samples_of(rollouts, rewards_PG, valid_PG), 1)
     ours = grads(policy)
-    rest, rest_rewards_PG = without(rollouts, rewards_PG, kept_PG)
-    expected = one_pass(learner_of(policy, design), rest.sequences, rest_rewards_PG, None, 1)
+    expected = one_pass(learner_of(policy, design), without(rollouts, rewards_PG, kept_PG), 1)
     close(ours, grads(policy))
     assert estimate.batch.valid_PG.tolist() == kept_PG.tolist()
     assert estimate.moments.n == P - 1
@@ -129,11 +126,10 @@ def test_a_group_std_needs_two_outputs_whatever_the_baseline(policy, batch):
     rollouts, rewards_PG = batch
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[2, 1:] = False
-    estimate = one_pass(
-        learner_of(policy, Algorithm("none", "group_std")), rollouts.sequences, rewards_PG, None, 0, valid_PG
-    )
+    samples = samples_of(rollouts, rewards_PG, valid_PG)
+    estimate = one_pass(learner_of(policy, Algorithm("none", "group_std")), samples)
     assert not estimate.batch.valid_PG[2].any()
-    plain = one_pass(learner_of(policy, Algorithm("none")), rollouts.sequences, rewards_PG, None, 0, valid_PG)
+    plain = one_pass(learner_of(policy, Algorithm("none")), samples)
     assert plain.batch.valid_PG[2].tolist() == [True, False, False, False]
 
 
@@ -199,14 +195,8 @@ def test_groups_of_mixed_sizes_are_the_formula_by_loop_autograd(policy, batch, n
     """-(1/P) sum_i (1/G_i) sum_j (F - b) / divisor grad log pi, one output and one backward at a time."""
     rollouts, rewards_PG = batch
     entry = BASELINES[name]
-    estimate = one_pass(
-        learner_of(policy, Algorithm(name, entry.normalisation)),
-        rollouts.sequences,
-        rewards_PG.where(VALID, math.nan),
-        None,
-        0,
-        VALID,
-    )
+    samples = samples_of(rollouts, rewards_PG.where(VALID, math.nan), VALID)
+    estimate = one_pass(learner_of(policy, Algorithm(name, entry.normalisation)), samples)
     ours = grads(policy)
     part = [i for i in range(P) if int(VALID[i].sum()) >= entry.smallest_group]
     places = [[j for j in range(G) if VALID[i, j]] for i in part]
@@ -238,14 +228,8 @@ def test_groups_of_mixed_sizes_are_the_formula_by_loop_autograd(policy, batch, n
 def test_a_token_mean_counts_the_tokens_of_valid_outputs_alone(policy, batch):
     """-(sum over tokens of A grad log pi) / (tokens), whatever the groups' sizes."""
     rollouts, rewards_PG = batch
-    one_pass(
-        learner_of(policy, Algorithm("rloo", weighting="token_mean")),
-        rollouts.sequences,
-        rewards_PG.where(VALID, math.nan),
-        None,
-        0,
-        VALID,
-    )
+    samples = samples_of(rollouts, rewards_PG.where(VALID, math.nan), VALID)
+    one_pass(learner_of(policy, Algorithm("rloo", weighting="token_mean")), samples)
     ours = grads(policy)
     policy.model.zero_grad()
     logps_PG = policy.logps(rollouts.sequences).logps_S.view(P, G)
@@ -264,25 +248,26 @@ def test_a_token_mean_counts_the_tokens_of_valid_outputs_alone(policy, batch):
 def test_what_stands_in_the_place_of_a_missing_reward_reaches_nothing(policy, batch, algorithm):
     rollouts, rewards_PG = batch
     before = copy.deepcopy(policy.model.state_dict())
-    told = []
+    found = []
     for placeholder in (math.nan, math.inf, -1e300):
         policy.model.load_state_dict(before)
         learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, lr=1e-2, num_iterations=2)
-        updates = learner.learn(sampled(rollouts, rewards_PG.where(VALID, placeholder), VALID), 1)
+        result = learner.learn(samples_of(rollouts, rewards_PG.where(VALID, placeholder), VALID), 1)
+        updates = result.updates
         kept = {name: getattr(updates[-1].gradient, name) for name in ("norm2_PG", "baseline_PG", "advantages_PG")}
         weights = torch.cat([p.detach().flatten() for p in policy.parameters])
-        told.append([*(v for v in kept.values() if v is not None), weights, torch.tensor(
+        found.append([*(v for v in kept.values() if v is not None), weights, torch.tensor(
             [updates[-1].learning_rate, updates[-1].kl or 0.0, *updates[0].further.values()])])  # fmt: skip
         assert weights.isfinite().all()
-        metrics = step_metrics(1, StepResult(rollouts, rewards_PG, VALID, updates), 0)
+        metrics = step_metrics(1, result, 0)
         assert math.isfinite(metrics["reward"] + metrics["baseline/mean"] + metrics["score_norm2/mean"] if
                              "score_norm2/mean" in metrics else metrics["reward"])  # fmt: skip
         problems = [Problem(prompt, "") for prompt in PROMPTS]
-        rows = completion_rows(problems, StepResult(rollouts, rewards_PG, VALID, updates))
+        rows = completion_rows(problems, result)
         json.dumps(rows, allow_nan=False)
         assert [row["reward"] is None for row in rows] == (~VALID).flatten().tolist()
-    for other in told[1:]:
-        for first, second in zip(told[0], other, strict=True):
+    for other in found[1:]:
+        for first, second in zip(found[0], other, strict=True):
             assert torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
 
 
@@ -291,8 +276,7 @@ def test_metrics_are_those_of_valid_completions(policy, batch):
     rewards_PG = rewards_PG.round()
     rewards_PG[2] = 1.0
     learner = learner_of(policy, Algorithm("rloo"))
-    updates = learner.learn(sampled(rollouts, rewards_PG, VALID))
-    metrics = step_metrics(1, StepResult(rollouts, rewards_PG.where(VALID, math.nan), VALID, updates), 9)
+    metrics = step_metrics(1, learner.learn(samples_of(rollouts, rewards_PG.where(VALID, math.nan), VALID)), 9)
     assert metrics["reward"] == pytest.approx(float(rewards_PG[VALID].mean()))
     stds = [float(rewards_PG[i][VALID[i]].std()) for i in range(4)]
     assert metrics["reward_std"] == pytest.approx(sum(stds) / 4)
@@ -305,20 +289,20 @@ def test_metrics_are_those_of_valid_completions(policy, batch):
 def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algorithm):
     rollouts, rewards_PG = batch
     learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, num_iterations=2)
-    learner.learn(sampled(rollouts, rewards_PG))
+    learner.learn(samples_of(rollouts, rewards_PG))
     weights = torch.cat([p.detach().clone().flatten() for p in policy.parameters])
     state = copy.deepcopy(learner.state_dict())
     for left in (0, 1):
         valid_PG = torch.zeros(P, G, dtype=torch.bool)
         valid_PG[:left] = True
         holes_PG = rewards_PG.where(valid_PG, math.nan)
-        assert learner.learn(sampled(rollouts, holes_PG, valid_PG), 1) == []
-        metrics = step_metrics(1, StepResult(rollouts, holes_PG, valid_PG, []), 9)
+        result = learner.learn(samples_of(rollouts, holes_PG, valid_PG), 1)
+        assert result.updates == []
+        metrics = step_metrics(1, result, 9)
         assert (metrics["learning_rate"], metrics["frac_prompts_masked"]) == (0.0, 1.0)
         assert metrics["completions/masked_ratio"] == pytest.approx(1 - left / P)
         assert math.isnan(metrics["reward"]) == (not left)
-        assert all(row["advantage"] is None for row in completion_rows(
-            [Problem("", "")] * P, StepResult(rollouts, holes_PG, valid_PG, [])))  # fmt: skip
+        assert all(row["advantage"] is None for row in completion_rows([Problem("", "")] * P, result))
     assert torch.equal(weights, torch.cat([p.detach().flatten() for p in policy.parameters]))
     assert str(learner.state_dict()) == str(state)
 
@@ -326,7 +310,7 @@ def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algo
 def test_the_update_measures_its_kl_on_valid_outputs(policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(policy, dataclasses.replace(ALGORITHMS["rloo"], schedule="auto"), lr=1e-3)
-    update = learner.learn(sampled(rollouts, rewards_PG, VALID), 0)[0]
+    update = learner.learn(samples_of(rollouts, rewards_PG, VALID)).updates[0]
     rows = update.gradient.batch.valid_PG.flatten().nonzero().flatten()[::4]
     own_SC, after_SC = rollouts.sequences.own_SC, policy.logps(rollouts.sequences).logp_SC.detach()
     change_SC = ((after_SC - update.gradient.logp_SC) * own_SC)[rows].double()
@@ -337,4 +321,4 @@ def test_the_update_measures_its_kl_on_valid_outputs(policy, batch):
 def test_a_mask_of_another_shape_is_refused(policy, batch):
     rollouts, rewards_PG = batch
     with pytest.raises(ValueError, match=r"valid_PG has shape \(5, 3\), rewards_PG \(5, 4\)"):
-        one_pass(learner_of(policy, Algorithm("rloo")), rollouts.sequences, rewards_PG, None, 0, VALID[:, :3])
+        one_pass(learner_of(policy, Algorithm("rloo")), samples_of(rollouts, rewards_PG, VALID[:, :3]))

@@ -7,20 +7,17 @@ import torch
 
 from oblrpo.rollout import sample
 from oblrpo.tables.algorithms import ALGORITHMS
-from tests.trainer.learners import learner_of, sampled
+from tests.trainer.learners import gradient_of, learner_of, samples_of
 
 
 @pytest.fixture
-def batch(tiny_policy):
-
+def samples(tiny_policy):
     torch.manual_seed(0)
-    rollouts = sample(tiny_policy, ["1+2=", "3+4=", "5+6="], 4, 12, 1.0)
-    return rollouts, torch.rand(3, 4)
+    return samples_of(sample(tiny_policy, ["1+2=", "3+4=", "5+6="], 4, 12, 1.0), torch.rand(3, 4))
 
 
 @pytest.mark.parametrize("schedule", ["auto", "kl"])
-def test_under_bf16_the_rate_gets_up_from_1e_9_as_it_does_in_float32(tiny_policy, batch, schedule):
-    torch.set_num_threads(1)
+def test_under_bf16_the_rate_gets_up_from_1e_9_as_it_does_in_float32(tiny_policy, samples, schedule):
     first = torch.nn.utils.parameters_to_vector(tiny_policy.parameters).detach().clone()
     last, kls = {}, {}
     for bf16 in (False, True):
@@ -29,7 +26,7 @@ def test_under_bf16_the_rate_gets_up_from_1e_9_as_it_does_in_float32(tiny_policy
         algorithm = dataclasses.replace(ALGORITHMS["rloo"], schedule=schedule)
         start = {"auto": 1e-9, "kl": 1e-5}[schedule]
         learner = learner_of(policy, algorithm, optimizer=torch.optim.AdamW, lr=start, measured_one_in=1)
-        updates = [learner.learn(sampled(*batch))[0] for _ in range(15)]
+        updates = [learner.learn(samples).updates[0] for _ in range(15)]
         last[bf16] = [update.learning_rate for update in updates[-3:]]
         kls[bf16] = [update.kl for update in updates[:4]]
         assert all(update.kl > 0 for update in updates[-3:])
@@ -39,13 +36,12 @@ def test_under_bf16_the_rate_gets_up_from_1e_9_as_it_does_in_float32(tiny_policy
         assert all(0.4 < short / exact < 1.4 for short, exact in zip(kls[True], kls[False], strict=True))
 
 
-def test_where_the_policy_rounds_the_movement_is_log_pi_itself(tiny_policy, batch):
+def test_where_the_policy_rounds_the_movement_is_log_pi_itself(tiny_policy, samples):
     """And costs no forward before the update: the schedule takes the one at the old weights."""
-    rollouts, rewards_PG = batch
     policy = dataclasses.replace(tiny_policy, bf16=True)
     learner = learner_of(policy, "rloo", lr=0.0, measured_one_in=1)
-    gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)))
+    gradient = gradient_of(learner, samples)
     own_SC = gradient.batch.sequences.own_SC
     torch.testing.assert_close(
-        learner.movement.watch(gradient)(), torch.where(own_SC.bool(), gradient.logp_SC, 0.0), atol=0.05, rtol=0.05
+        learner.core.movement.watch(gradient)(), torch.where(own_SC.bool(), gradient.logp_SC, 0.0), atol=0.05, rtol=0.05
     )

@@ -18,7 +18,7 @@ from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.trainer.setup import check
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
-from tests.trainer.learners import sampled
+from tests.trainer.learners import gradient_of, samples_of
 
 P, G, LONGEST = 4, 3, 6
 LOW, HIGH = 0.1, 0.15
@@ -33,13 +33,13 @@ def stay_double():
 
 @pytest.fixture
 def batch(tiny_policy):
-    """Completions in float64, rewards, and the log-probabilities of a policy that has moved since."""
+    """Completions in float64 with rewards, and the log-probabilities of a policy that has moved since."""
     tiny_policy.model.double()
     torch.manual_seed(1)
     rollouts = sample(tiny_policy, ["a", "bcd", "ef", "ghij"], G, LONGEST, 1.0)
     logp_SC = tiny_policy.logps(rollouts.sequences).logp_SC.detach()
     old_SC = logp_SC + 0.3 * torch.randn_like(logp_SC)
-    return rollouts, torch.randn(P, G, dtype=torch.float64), old_SC
+    return samples_of(rollouts, torch.randn(P, G, dtype=torch.float64)), old_SC
 
 
 def learner_of(policy, algorithm, **settings):
@@ -88,15 +88,15 @@ def bounds_of(name):
 @pytest.mark.parametrize("weighting", ["sequence", "sequence_mean"])
 @pytest.mark.parametrize("name", RATIOS)
 def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_policy, batch, name, weighting):
-    rollouts, rewards_PG, old_SC = batch
+    samples, old_SC = batch
+    sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
     learner = learner_of(tiny_policy, Algorithm("rloo", weighting=weighting, ratio=name), **bounds_of(name))
     baseline_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (G - 1)
-    given = learner.batch(sampled(rollouts, rewards_PG)).aged(old_SC, baseline_PG)
-    gradient = learner.gradient(given)
+    gradient = gradient_of(learner, samples, None, old_SC, baseline_PG)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
-    own_SC, A_S1 = rollouts.sequences.own_SC, (rewards_PG - baseline_PG).flatten()[:, None]
-    logp_SC, bounds = tiny_policy.logps(rollouts.sequences).logp_SC, learner.ratio.bounds
+    own_SC, A_S1 = sequences.own_SC, (rewards_PG - baseline_PG).flatten()[:, None]
+    logp_SC, bounds = tiny_policy.logps(sequences).logp_SC, learner.ratio.bounds
     weight_S = 1 / own_SC.sum(1).double() if weighting == "sequence_mean" else torch.ones(P * G, dtype=torch.float64)
     loss_S = published(name, logp_SC, old_SC, own_SC, A_S1, bounds.low, bounds.high) * weight_S
     coef_S = torch.full((P * G,), 1 / (P * G), dtype=torch.float64)
@@ -106,7 +106,7 @@ def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_polic
     wanted = moments(group_norm2_P, expected.square().sum())
     assert gradient.moments.trace_cov == pytest.approx(wanted.trace_cov, rel=1e-9)
     assert gradient.moments.signal2 == pytest.approx(wanted.signal2, rel=1e-7)
-    clipped = clip_metrics(gradient)
+    clipped = clip_metrics(gradient.parts, learner.ratio)
     assert all(0 < value < 1 for key, value in clipped.items() if key.endswith("mean") or key.startswith("cispo"))
     assert bool(clipped) == (name not in {"none", "sequence"})
 
@@ -124,16 +124,18 @@ def pairs():
 @pytest.mark.parametrize(("algorithm", "name"), [*pairs()])
 def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_policy, batch, algorithm, name):
     """With an output without a reward, and a prompt that is left with one; all norms and weights taken by hand."""
-    rollouts, rewards_PG, old_SC = batch
+    samples, old_SC = batch
+    sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
     row, valid_PG = dataclasses.replace(ALGORITHMS[algorithm], ratio=name), torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = valid_PG[2, :2] = False
     learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger_steps=0), **bounds_of(name))
-    given = learner.batch(sampled(rollouts, rewards_PG, valid_PG))
-    learner.gradient(given.aged(old_SC, first_PG := learner.gradient(given).baseline_PG))
+    given = samples_of(samples.rollouts, rewards_PG, valid_PG)
+    first_PG = gradient_of(learner, given).baseline_PG
+    gradient_of(learner, given, None, old_SC, first_PG)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
-    own_SC, bounds, ratio = rollouts.sequences.own_SC, learner.ratio.bounds, learner.ratio
-    out = tiny_policy.logps(rollouts.sequences)
+    own_SC, bounds, ratio = sequences.own_SC, learner.ratio.bounds, learner.ratio
+    out = tiny_policy.logps(sequences)
     seen_PG = valid_PG & (valid_PG.sum(1, keepdim=True) >= row.smallest_group)
     if ratio.by_sign:
         baseline_PG = first_PG
@@ -158,29 +160,28 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
 @pytest.mark.parametrize("name", RATIOS)
 def test_the_first_update_knows_no_ratio(tiny_policy, batch, name):
     """Bit for bit the gradient of one update; and against a policy that has not moved it is that again."""
-    rollouts, rewards_PG, _ = batch
-    plain = learner_of(tiny_policy, ALGORITHMS["oblrpo"])
-    first = plain.gradient(plain.batch(sampled(rollouts, rewards_PG)))
+    samples, _ = batch
+    first = gradient_of(learner_of(tiny_policy, ALGORITHMS["oblrpo"]), samples)
     expected = grads(tiny_policy)
     learner = learner_of(tiny_policy, Algorithm("oblr", ratio=name))
-    given = learner.batch(sampled(rollouts, rewards_PG))
-    gradient = learner.gradient(given)
+    gradient = gradient_of(learner, samples)
     assert torch.equal(grads(tiny_policy), expected)
     assert gradient.moments == first.moments
-    again = learner.gradient(given.aged(gradient.logp_SC, gradient.baseline_PG))
+    again = gradient_of(learner, samples, None, gradient.logp_SC, gradient.baseline_PG)
     torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-12, atol=0)
     assert again.moments.trace_cov == pytest.approx(first.moments.trace_cov, rel=1e-12)
-    assert not any(clip_metrics(gradient).values())
+    assert not any(clip_metrics(gradient.parts, learner.ratio).values())
 
 
 def test_norms_of_the_baseline_are_those_of_the_weighed_score(tiny_policy, batch):
     """CISPO looks at no advantage, so that its baseline is taken anew: from the norms of sum_t m_t grad log pi."""
-    rollouts, rewards_PG, old_SC = batch
+    samples, old_SC = batch
+    sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
     learner = learner_of(tiny_policy, Algorithm("oblr", ratio="cispo"), epsilon_high=1.1)
-    gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)).aged(old_SC, torch.zeros_like(rewards_PG)))
-    out = tiny_policy.logps(rollouts.sequences)
+    gradient = gradient_of(learner, samples, None, old_SC)
+    out = tiny_policy.logps(sequences)
     weight_SC = (out.logp_SC.detach() - old_SC).exp().clamp(max=1.1)
-    norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * rollouts.sequences.own_SC).sum(1))
+    norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * sequences.own_SC).sum(1))
     torch.testing.assert_close(gradient.norm2_PG.flatten(), norm2_S, rtol=1e-9, atol=0)
     weighted_PG = norm2_S.view(P, G) * rewards_PG
     others_PG = (weighted_PG.sum(1, keepdim=True) - weighted_PG) / (
@@ -192,11 +193,11 @@ def test_norms_of_the_baseline_are_those_of_the_weighed_score(tiny_policy, batch
 @pytest.mark.parametrize("name", ["ppo", "gspo", "dppo"])
 @pytest.mark.parametrize("micro_batch", [0, 1])
 def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, batch, name, micro_batch):
-    rollouts, rewards_PG, _ = batch
+    samples, _ = batch
     learner = learner_of(
         tiny_policy, Algorithm("oblr_shrunk", ratio=name), lr=0.05, prompts_per_micro_batch=micro_batch, epsilon=1e-6
     )
-    first, second = learner.learn(sampled(rollouts, rewards_PG))
+    first, second = learner.learn(samples).updates
     assert torch.equal(first.gradient.baseline_PG, second.gradient.baseline_PG)
     assert second.gradient.norm2_PG is None  # nothing asks for them
     assert 0 < first.further["clip_ratio/region_mean"] <= 0.5  # of both updates, the first of which clips nothing
@@ -205,14 +206,15 @@ def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, bat
 @pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "measured")])
 def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, correction):
     """rho is min(C, old / sampler), beside the ratio; the importance weight itself is min(C, now / sampler)."""
-    rollouts, rewards_PG, old_SC = batch
+    samples, old_SC = batch
+    sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
     sampler_SC = (old_SC + 0.1 * torch.randn_like(old_SC)).clamp(max=0)
     learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_correction=correction)
-    given = learner.batch(sampled(rollouts, rewards_PG)).aged(old_SC, torch.zeros_like(rewards_PG))
-    plain = learner.gradient(given)
-    given = learners.replace(given, sampler_logps_SC=sampler_SC)
-    gradient = learner.gradient(given)
-    own_SC, logp_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
+    fixed_PG = torch.zeros_like(rewards_PG)
+    plain = gradient_of(learner, samples, None, old_SC, fixed_PG)
+    reported = samples_of(dataclasses.replace(samples.rollouts, sampler_logps_SC=sampler_SC), rewards_PG)
+    gradient = gradient_of(learner, reported, None, old_SC, fixed_PG)
+    own_SC, logp_SC = sequences.own_SC, tiny_policy.logps(sequences).logp_SC.detach()
     from_SC = logp_SC if name == "sequence" else old_SC
     rho_PG = ((from_SC - sampler_SC) * own_SC).sum(1).exp().clamp(max=3).view(P, G)
     wanted_PG = rho_PG if name == "sequence" else rho_PG * plain.rho_PG
@@ -220,14 +222,14 @@ def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, corr
 
 
 def test_a_batch_that_is_clipped_away_changes_nothing(tiny_policy, batch):
-    rollouts, rewards_PG, _ = batch
+    samples, _ = batch
     learner = learner_of(tiny_policy, Algorithm("rloo", ratio="gspo", schedule="auto"), lr=0.05, epsilon=0.0)
-    given = learner.batch(sampled(rollouts, rewards_PG))
-    logp_SC, toward_PG = tiny_policy.logps(rollouts.sequences).logp_SC.detach(), rewards_PG - rewards_PG.mean(1, True)
+    sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
+    logp_SC, toward_PG = tiny_policy.logps(sequences).logp_SC.detach(), rewards_PG - rewards_PG.mean(1, True)
     baseline_PG = rewards_PG - toward_PG
-    given = given.aged(logp_SC - toward_PG.sign().flatten()[:, None] * 0.1, baseline_PG)
+    old_SC = logp_SC - toward_PG.sign().flatten()[:, None] * 0.1
     before = [p.detach().clone() for p in tiny_policy.parameters]
-    update = learner.update(learner.gradient(given))
+    update = learner.update(gradient_of(learner, samples, None, old_SC, baseline_PG))
     assert update.learning_rate == 0
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters, strict=True))
 

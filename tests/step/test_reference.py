@@ -39,10 +39,10 @@ def test_the_baseline_sees_the_reward_less_the_penalty(tiny_policy, settings):
     torch.manual_seed(3)
     first = learner.step(PROBLEMS, 1)
     assert not first.kl_PG.any()  # bit for bit: it is the reference itself
-    assert torch.equal(first.updates[0].gradient.batch.rewards_PG, first.rewards_PG)
+    assert torch.equal(first.updates[0].gradient.batch.rewards_PG, first.samples.rewards_PG)
     now = weights(tiny_policy)
     second = learner.step(PROBLEMS, 2)
-    sequences, temperature = second.rollouts.sequences, settings.get("temperature", 1.0)
+    sequences, temperature = second.samples.rollouts.sequences, settings.get("temperature", 1.0)
     for parameter, value in zip(tiny_policy.parameters, now, strict=True):
         parameter.data = value
     with torch.no_grad():
@@ -52,7 +52,7 @@ def test_the_baseline_sees_the_reward_less_the_penalty(tiny_policy, settings):
         log_ratio_PG -= tiny_policy.logps(sequences, temperature).logps_S.view(P, G)
     assert log_ratio_PG.abs().max() > 0.01
     torch.testing.assert_close(second.kl_PG, log_ratio_PG, rtol=1e-4, atol=1e-5)
-    wanted_PG = second.rewards_PG - BETA * log_ratio_PG
+    wanted_PG = second.samples.rewards_PG - BETA * log_ratio_PG
     seen = second.updates[-1].gradient
     torch.testing.assert_close(seen.batch.rewards_PG, wanted_PG, rtol=1e-4, atol=1e-5)
     others_PG = (wanted_PG.sum(1, keepdim=True) - wanted_PG) / (G - 1)
@@ -61,7 +61,7 @@ def test_the_baseline_sees_the_reward_less_the_penalty(tiny_policy, settings):
 
 def test_a_penalty_alone_leads_back_to_the_reference(tiny_policy):
     learner = learner_of(tiny_policy, beta=1.0, lr=0.02, optimizer=torch.optim.AdamW)
-    learner.rewards = lambda problems, completions, ids: ([[0.0] * G] * P, [[True] * G] * P)
+    learner.core.rewards = lambda problems, completions, ids: ([[0.0] * G] * P, [[True] * G] * P)
     torch.manual_seed(0)
     learner.step(PROBLEMS, 1)  # makes the reference; there is no signal
     with torch.no_grad():

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +13,15 @@ from oblrpo.diagnosis import Facts
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, baseline, baseline_inputs
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
-from oblrpo.rollout import TransformersSampler, sample
+from oblrpo.rollout import Rollouts, TransformersSampler, sample
 from oblrpo.scores import oracle
 from oblrpo.settings import ScoresConfig
-from oblrpo.step.off_policy import SamplerMismatch
+from oblrpo.step.off_policy import log_ratio
 from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.trainer.monitors import Monitors
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
-from tests.trainer.learners import one_pass, sampled
+from tests.trainer.learners import gradient_of, one_pass, samples_of
 
 V, P, G, LONGEST = 3, 2, 2, 6
 
@@ -77,7 +78,8 @@ def expected_gradient(world, algorithm, **settings):
     for drawn in itertools.product(range(V), repeat=P * G):
         outputs_PG = torch.tensor(drawn).view(P, G)
         reported_SC = mu_PV.gather(1, outputs_PG).reshape(P * G, 1)
-        one_pass(learner, sequences_of(outputs_PG), reward_PV.gather(1, outputs_PG), None, 0, None, reported_SC)
+        rollouts = Rollouts(sequences_of(outputs_PG), [], None, reported_SC)
+        gradient_of(learner, samples_of(rollouts, reward_PV.gather(1, outputs_PG)))
         total = total + reported_SC.sum().exp() * grads(policy)
     return total
 
@@ -118,18 +120,19 @@ def test_truncation_biases_by_the_weight_that_it_cuts(world):
 
 
 @pytest.fixture
-def drawn(tiny_policy):
-    """Completions of a sampler 0.02 away, with what it reports."""
+def samples(tiny_policy):
+    """Completions of a sampler 0.02 away, with what it reports, and rewards."""
     tiny_policy.model.double()
     torch.manual_seed(1)
-    return sample(perturbed(tiny_policy, 0.02), ["a", "bcd", "ef"], G, LONGEST, 0.8, logps=True)
+    rollouts = sample(perturbed(tiny_policy, 0.02), ["a", "bcd", "ef"], G, LONGEST, 0.8, logps=True)
+    return samples_of(rollouts, torch.randn(3, G, dtype=torch.float64))
 
 
-def truth(policy, drawn):
+def truth(policy, rollouts):
     """Log pi - log mu of each completion and |.| of each token, once more from scratch."""
-    mask_SC = drawn.sequences.own_SC.bool()
-    logp_SC = policy.logps(drawn.sequences, 0.8).logp_SC.detach()
-    delta_SC = (logp_SC - drawn.sampler_logps_SC).where(mask_SC, torch.zeros(()).double())
+    mask_SC = rollouts.sequences.own_SC.bool()
+    logp_SC = policy.logps(rollouts.sequences, 0.8).logp_SC.detach()
+    delta_SC = (logp_SC - rollouts.sampler_logps_SC).where(mask_SC, torch.zeros(()).double())
     return delta_SC.sum(1), delta_SC[mask_SC].abs()
 
 
@@ -138,14 +141,13 @@ def truth(policy, drawn):
     ("clip", "correction"),
     [(3.0, "auto"), (1.01, "truncated:1.01"), (math.inf, "untruncated"), (math.inf, "measured")],
 )
-def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, correction, micro_batch):
+def test_metrics_and_weights_are_the_closed_form(tiny_policy, samples, clip, correction, micro_batch):
     learner = learner_of(
         tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction=correction,
         prompts_per_micro_batch=micro_batch,
     )  # fmt: skip
-    rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
-    log_rho_S, difference_N = truth(tiny_policy, drawn)
+    estimate = one_pass(learner, samples)
+    log_rho_S, difference_N = truth(tiny_policy, samples.rollouts)
     rho_S = log_rho_S.exp().clamp(max=clip)
     expected = {
         "sampling/sampling_logp_difference/mean": difference_N.mean(),
@@ -164,29 +166,27 @@ def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, corre
     torch.testing.assert_close(estimate.rho_PG.flatten(), used_S, rtol=1e-6, atol=0)
 
 
-def test_a_sampler_that_reports_nothing_is_taken_for_the_policy(tiny_policy, drawn):
-    rewards_PG = torch.randn(3, G, dtype=torch.float64)
+def test_a_sampler_that_reports_nothing_is_taken_for_the_policy(tiny_policy, samples):
     learner = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8)
-    estimate = one_pass(learner, drawn.sequences, rewards_PG)
+    estimate = one_pass(learner, replace(samples, rollouts=replace(samples.rollouts, sampler_logps_SC=None)))
     plain = grads(tiny_policy)
     assert estimate.further == {}
     off = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction="measured")
-    one_pass(off, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    gradient_of(off, samples)
     assert torch.equal(grads(tiny_policy), plain)
-    one_pass(learner, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    gradient_of(learner, samples)
     assert float((grads(tiny_policy) - plain).norm()) > 1e-3 * float(plain.norm())
 
 
 @pytest.mark.parametrize("correction", ["truncated:1.05", "measured"])
-def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, correction):
+def test_later_updates_are_weighed_against_the_sampler(tiny_policy, samples, correction):
     """min(C, pi_now / mu) in every update; without correction pi_now / pi_before, as if mu were pi_before."""
     learner = learner_of(
         tiny_policy, Algorithm("rloo"), num_iterations=3, lr=0.05, temperature=0.8, sampler_correction=correction,
     )  # fmt: skip
-    rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    updates = learner.learn(sampled(drawn, rewards_PG))
-    mask_SC = drawn.sequences.own_SC
-    mu_PG = (drawn.sampler_logps_SC * mask_SC).sum(1).view(3, G)
+    updates = learner.learn(samples).updates
+    rollouts = samples.rollouts
+    mu_PG = (rollouts.sampler_logps_SC * rollouts.sequences.own_SC).sum(1).view(3, G)
     old_PG = updates[0].gradient.logps_PG
     for update in updates:
         now_PG = update.gradient.logps_PG
@@ -197,17 +197,16 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, corre
     assert "sampling/truncated_ratio" not in updates[1].further
 
 
-def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
+def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, samples):
     learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
-    rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    update = learner.learn(sampled(drawn, rewards_PG))[0]
+    update = learner.learn(samples).updates[0]
     rho_S = update.gradient.rho_PG.flatten()
     assert update.factor == pytest.approx(float((rho_S.mean() ** 2 / rho_S.square().mean()).sqrt()))
     assert update.factor < 1
 
 
 @pytest.mark.parametrize("name", ["rloo", "oblr"])
-def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
+def test_the_ledger_is_that_of_weighted_scores(tiny_policy, samples, name):
     """Its variance of the baseline in use is the gradient's own, tr H / P."""
     learner = learner_of(
         tiny_policy,
@@ -216,18 +215,17 @@ def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
         scores=ScoresConfig(calibration_steps=0, ledger_steps=50),
         exact_ledger=True,
     )
-    rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
+    estimate = one_pass(learner, samples, 1)
     assert estimate.further[f"variance/{name}"] == pytest.approx(estimate.moments.trace_cov / 3, rel=1e-6)
     assert estimate.further[f"signal2/{name}"] == pytest.approx(estimate.moments.signal2, rel=1e-5)
 
 
-def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_policy, drawn):
+def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_policy, samples):
     scores = ScoresConfig(calibration_steps=0, ledger_steps=50)
     learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores, exact_ledger=True)
-    rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
-    out, own_SC = tiny_policy.logps(drawn.sequences, 0.8), drawn.sequences.own_SC
+    sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
+    estimate = one_pass(learner, samples, 1)
+    out, own_SC = tiny_policy.logps(sequences, 0.8), sequences.own_SC
     inputs = baseline_inputs(own_SC.view(3, G, -1), logit_norm2_PGT=out.logit_norm2_SC.view(3, G, -1))
     advantages_SC = (rewards_PG[..., None] - baseline("otb", rewards_PG, **inputs)).flatten(0, 1)
     rows = oracle.scores(tiny_policy.model, (out.logp_SC * advantages_SC * own_SC).sum(1))
@@ -237,20 +235,19 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
 
 
 @pytest.mark.parametrize("broken", [math.nan, -math.inf, 0.5])
-def test_what_is_no_log_probability_is_refused(tiny_policy, drawn, broken):
-    drawn.sampler_logps_SC[1, 0] = broken
+def test_what_is_no_log_probability_is_refused(tiny_policy, samples, broken):
+    samples.rollouts.sampler_logps_SC[1, 0] = broken
     with pytest.raises(InputError, match="reports an invalid log-probability"):
-        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(sampled(drawn, torch.randn(3, G).double()))
+        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(samples)
 
 
 def test_what_stands_behind_the_end_does_not_matter():
     mask_SC = torch.tensor([[1, 1, 0], [1, 0, 0]])
     logp_SC, reported_SC = torch.randn(2, 3), -torch.rand(2, 3)
-    clean = SamplerMismatch.of(logp_SC, reported_SC, mask_SC)
-    spoilt = SamplerMismatch.of(logp_SC.where(mask_SC > 0, math.nan), reported_SC.where(mask_SC > 0, math.nan), mask_SC)
-    assert torch.equal(clean.log_ratio_S, spoilt.log_ratio_S)
-    assert torch.equal(clean.difference_N, spoilt.difference_N)
-    assert len(clean.difference_N) == 3
+    clean = log_ratio(logp_SC, reported_SC, mask_SC)
+    spoilt = log_ratio(logp_SC.where(mask_SC > 0, math.nan), reported_SC.where(mask_SC > 0, math.nan), mask_SC)
+    assert all(map(torch.equal, clean, spoilt))
+    assert len(clean[1]) == 3
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])

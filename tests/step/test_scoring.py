@@ -4,21 +4,23 @@ import pytest
 import torch
 
 from oblrpo.policy import Sequences
+from oblrpo.rollout import Rollouts
 from oblrpo.settings import ScoresConfig
 from oblrpo.tables.algorithms import ALGORITHMS
-from tests.trainer.learners import learner_of, one_pass
+from tests.trainer.learners import gradient_of, learner_of, samples_of
 
 P, G, LONGEST = 4, 3, 12
 
 
 @pytest.fixture
-def batch(tiny_policy):
+def samples(tiny_policy):
     """Prompts of one to four tokens, completions of one to twelve."""
     torch.manual_seed(1)
     prompt_SQ, completion_SC = torch.randint(tiny_policy.vocabulary, (P * G, 4 + LONGEST)).split([4, LONGEST], 1)
     prompt_mask_SQ = (torch.arange(4) >= torch.arange(P).repeat_interleave(G)[:, None]).long()
     mask_SC = (torch.arange(LONGEST) < torch.randint(1, LONGEST + 1, (P * G, 1))).long()
-    return Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC), torch.randn(P, G)
+    sequences = Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
+    return samples_of(Rollouts(sequences, [], None), torch.randn(P, G))
 
 
 def forwards(policy, monkeypatch):
@@ -33,16 +35,16 @@ def forwards(policy, monkeypatch):
     return rows
 
 
-def both(policy, batch, monkeypatch, algorithm, more=(), scores=None, **settings):
-    """What a pass says with rows cut by length, and without, each with the gradient that it left."""
-    said = []
+def both(policy, samples, monkeypatch, algorithm, more=(), scores=None, **settings):
+    """A pass with rows cut by length, and one without, each with the gradient that it left."""
+    passes = []
     for tokens in (0, 10**6):
         monkeypatch.setitem(policy.__dict__, "tokens_of_a_forward", tokens)
         learner = learner_of(policy, algorithm, num_generations=G, scores=scores, **settings)
         rows = forwards(policy, monkeypatch)
-        found = one_pass(learner, *batch, *more)
-        said.append((found, [p.grad.clone() for p in policy.parameters], len(rows)))
-    return said
+        gradient = gradient_of(learner, samples, None, *more)
+        passes.append((gradient, [p.grad.clone() for p in policy.parameters], len(rows)))
+    return passes
 
 
 def are_alike(cut, whole):
@@ -54,25 +56,26 @@ def are_alike(cut, whole):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_gradient_and_all_that_it_tells_are_the_same(tiny_policy, batch, monkeypatch, algorithm):
-    cut, whole = both(tiny_policy, batch, monkeypatch, algorithm)
+def test_the_gradient_and_all_that_it_tells_are_the_same(tiny_policy, samples, monkeypatch, algorithm):
+    cut, whole = both(tiny_policy, samples, monkeypatch, algorithm)
     assert whole[2] == 1
     are_alike(cut, whole)
 
 
-def test_in_micro_batches_too(tiny_policy, batch, monkeypatch):
-    are_alike(*both(tiny_policy, batch, monkeypatch, "oblrpo", prompts_per_micro_batch=2))
+def test_in_micro_batches_too(tiny_policy, samples, monkeypatch):
+    are_alike(*both(tiny_policy, samples, monkeypatch, "oblrpo", prompts_per_micro_batch=2))
 
 
 @pytest.mark.parametrize("ratio", ["sequence", "ppo"])
-def test_under_ratios_to_an_old_policy(tiny_policy, batch, monkeypatch, ratio):
-    logp_SC = tiny_policy.logps(batch[0]).logp_SC.detach()
-    old_SC = torch.where(batch[0].own_SC.bool(), logp_SC + 0.3 * torch.randn_like(logp_SC), 0)
-    are_alike(*both(tiny_policy, batch, monkeypatch, "rloo", [old_SC], ratio=ratio))
+def test_under_ratios_to_an_old_policy(tiny_policy, samples, monkeypatch, ratio):
+    sequences = samples.rollouts.sequences
+    logp_SC = tiny_policy.logps(sequences).logp_SC.detach()
+    old_SC = torch.where(sequences.own_SC.bool(), logp_SC + 0.3 * torch.randn_like(logp_SC), 0)
+    are_alike(*both(tiny_policy, samples, monkeypatch, "rloo", [old_SC], ratio=ratio))
 
 
-def test_a_method_that_keeps_nothing_takes_all_rows_in_one_forward(tiny_policy, batch, monkeypatch):
+def test_a_method_that_keeps_nothing_takes_all_rows_in_one_forward(tiny_policy, samples, monkeypatch):
     scores = ScoresConfig(score_method="two_pass")
-    cut, whole = both(tiny_policy, batch, monkeypatch, "oblrpo", scores=scores)
+    cut, whole = both(tiny_policy, samples, monkeypatch, "oblrpo", scores=scores)
     assert cut[2] == whole[2] == 1
     torch.testing.assert_close(cut[1], whole[1], rtol=0, atol=0)

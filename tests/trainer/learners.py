@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import torch
 
-from oblrpo.rollout import Rollouts
 from oblrpo.settings import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
-from oblrpo.step import Sampled
+from oblrpo.step import Samples
+from oblrpo.step.off_policy import sampler_metrics
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer.setup import make_learner
 
@@ -27,26 +27,39 @@ def learner_of(
     assert not settings, settings
     config = TrainConfig(**made, scores=scores or ScoresConfig())
     learner = make_learner(policy, rewards, config)
-    learner.baseline.prior.strength = prior_strength
-    learner.schedule.rule.settings = replace(learner.schedule.rule.settings, floor=schedule_floor)
+    core = learner.core
+    core.baseline.prior.strength = prior_strength
+    core.schedule.settings = replace(core.schedule.settings, floor=schedule_floor)
+    core.movement.every = measured_one_in or core.movement.every
     learner.ledger.exact = exact_ledger
-    learner.movement.every = measured_one_in or learner.movement.every
     return learner
 
 
-def one_pass(learner, sequences, rewards_PG, old_logp_SC=None, step=0, valid_PG=None, sampler_logps_SC=None):
-    """The gradient of a batch with what was learned on the way; nothing is updated."""
-    batch = learner.batch(sampled(Rollouts(sequences, [], None, sampler_logps_SC), rewards_PG, valid_PG))
+def samples_of(rollouts, rewards_PG, valid_PG=None):
+    """Completions with their rewards; all of them count if nothing else is said."""
+    return Samples(rollouts, rewards_PG, torch.ones_like(rewards_PG).bool() if valid_PG is None else valid_PG)
+
+
+def gradient_of(learner, samples, step=None, old_logp_SC=None, baseline_PG=None):
+    """The gradient of one pass over these samples, of which no update is made.
+
+    It is that of a later update where the log-probabilities and the baseline of the first are given.
+    """
+    weights, batch = learner.weights(samples), learner.core.batch(samples)
     if old_logp_SC is not None:
-        batch = batch.aged(old_logp_SC, torch.zeros_like(rewards_PG))
-    further = {} if old_logp_SC is not None else learner.ledger.metrics(batch, learner.baseline.prior, step)
-    gradient = learner.gradient(batch, step)
-    further |= learner.of_first(gradient)
+        fixed_PG = baseline_PG if learner.ratio.by_sign else None
+        weights, batch = replace(weights, old_logp_SC=old_logp_SC), replace(batch, baseline_PG=fixed_PG, fresh=False)
+    baseline = learner.core.baseline.begin(step, batch)
+    return learner.gradient(samples, learner.chosen(batch, baseline, weights), baseline, weights)
+
+
+def one_pass(learner, samples, step=0):
+    """The first gradient of a step, and as `further` its metrics; nothing is updated, and nothing becomes the past."""
+    core, weights, batch = learner.core, learner.weights(samples), learner.core.batch(samples)
+    baseline = core.baseline.begin(step, batch)
+    further = learner.ledger.metrics(batch, core.baseline.prior, step, weights)
+    gradient = learner.gradient(samples, learner.chosen(batch, baseline, weights), baseline, weights)
+    further |= baseline.compare(gradient) | sampler_metrics(gradient.parts, learner.clip_max)
     names = ("batch", "moments", "norm2", "group_norm2_P", "norm2_PG", "baseline_PG", "logps_PG", "logp_SC", "entropy",
              "advantages_PG", "rho_PG")  # fmt: skip
-    return SimpleNamespace(**{name: getattr(gradient, name) for name in names}, further=further)
-
-
-def sampled(rollouts, rewards_PG, valid_PG=None):
-    """Completions with their rewards; all of them count if nothing else is said."""
-    return Sampled(rollouts, rewards_PG, torch.ones_like(rewards_PG).bool() if valid_PG is None else valid_PG)
+    return SimpleNamespace(**{name: getattr(gradient, name) for name in names}, further=further, baseline=baseline)

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from oblrpo.diagnosis import Facts
-from oblrpo.estimators import RULES
+from oblrpo.estimators import SCHEDULES
 from oblrpo.rollout import sample
 from oblrpo.settings import OptimConfig
 from oblrpo.tables.algorithms import ALGORITHMS
-from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.optimizers import make_optimizer
-from tests.trainer.learners import learner_of, sampled
+from tests.trainer.learners import learner_of, samples_of
 
 P, G, LONGEST = 2, 2, 3
 
@@ -36,14 +35,14 @@ def everything(learner):
     del state["scheduler"]
     for group in state["optimizer"]["param_groups"]:
         del group["lr"]
-    return weights(learner.policy), str(state)
+    return weights(learner.core.policy), str(state)
 
 
 def same(first, second):
     return torch.equal(first[0], second[0]) and first[1] == second[1]
 
 
-@pytest.mark.parametrize("schedule", RULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rewards_of_which_none_differs_change_nothing(tiny_policy, rollouts, algorithm, schedule):
     """Even with a floor under the factor, weight decay asked for, momentum from a step that had a signal, and a prior
@@ -51,42 +50,42 @@ def test_rewards_of_which_none_differs_change_nothing(tiny_policy, rollouts, alg
     row = dataclasses.replace(ALGORITHMS[algorithm], schedule=schedule)
     decaying = {"optimizer_args": {"weight_decay": 0.1}, "schedule_floor": 0.5, "lr": 1e-3}
     learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, num_iterations=2, **decaying)
-    learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]])))
-    assert any(each["exp_avg"].any() for each in learner.optimizer.state.values())
-    assert learner.entropy is None
+    first = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]])))
+    assert any(each["exp_avg"].any() for each in learner.core.optimizer.state.values())
+    assert first.entropy is None
     before = everything(learner)
     rounded_PG = torch.tensor([[1.0, 1.0 + 1e-7], [1.0 - 1e-7, 1.0]], dtype=torch.float64)
     for rewards_PG in (*(torch.full((P, G), constant) for constant in (0.0, 1.0, 0.37, -1.0)), 0.37 * rounded_PG):
-        assert learner.learn(sampled(rollouts, rewards_PG)) == []
-        assert not learner.skipped
-        assert 0 < learner.entropy < 6
+        result = learner.learn(samples_of(rollouts, rewards_PG))
+        assert (result.updates, result.skipped) == ([], "")
+        assert 0 < result.entropy < 6
         assert same(everything(learner), before)
         assert all(p.grad is None for p in tiny_policy.parameters)
-    assert learner.learn(sampled(rollouts, torch.tensor([[0.37, 0.37], [0.37, 0.371]])))
-    assert learner.entropy is None
+    last = learner.learn(samples_of(rollouts, torch.tensor([[0.37, 0.37], [0.37, 0.371]])))
+    assert last.updates
+    assert last.entropy is None
     assert not same(everything(learner), before)
 
 
 def test_the_entropy_is_that_of_the_tokens(tiny_policy, rollouts):
     """The same that an update of the same outputs tells."""
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=1e-9)
-    (update,) = learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
-    learner.learn(sampled(rollouts, torch.ones(P, G)))
-    assert learner.entropy == pytest.approx(update.gradient.entropy, rel=1e-5)
+    (update,) = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))).updates
+    assert learner.learn(samples_of(rollouts, torch.ones(P, G))).entropy == pytest.approx(
+        update.gradient.entropy, rel=1e-5
+    )
 
 
 def test_what_a_step_without_information_tells(tiny_policy, rollouts):
     learner = learner_of(tiny_policy, "oblrpo_shrunk")
-    valid_PG = torch.ones(P, G, dtype=torch.bool)
     for rewards_PG, skipped in ((torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0.0), (torch.full((P, G), 0.37), 1.0)):
-        updates = learner.learn(sampled(rollouts, rewards_PG))
-        step = StepResult(rollouts, rewards_PG, valid_PG, updates, learner.skipped, entropy=learner.entropy)
-        found = step_metrics(1, step, 0)
+        result = learner.learn(samples_of(rollouts, rewards_PG))
+        found = step_metrics(1, result, 0)
         assert found["skipped"] == skipped
         if skipped:
             nothing = ("learning_rate", "lr_factor", "grad_norm", "snr", "n_snr", "signal2", "trace_cov")
             assert [found[name] for name in nothing] == [0.0] * len(nothing)
-            assert found["entropy"] == learner.entropy
+            assert found["entropy"] == result.entropy
             assert found["frac_prompts_masked"] == 0
 
 
@@ -98,10 +97,10 @@ def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_poli
     )  # fmt: skip
     first = weights(tiny_policy)
     for _ in range(200 // num_iterations):
-        learner.learn(sampled(rollouts, torch.zeros(P, G)))
+        learner.learn(samples_of(rollouts, torch.zeros(P, G)))
     assert torch.equal(weights(tiny_policy), first)
-    learned = learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
-    assert learned[0].learning_rate == pytest.approx(1e-4)
+    learned = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
+    assert learned.updates[0].learning_rate == pytest.approx(1e-4)
     assert not torch.equal(weights(tiny_policy), first)
 
 
@@ -111,10 +110,10 @@ def test_rewards_that_come_back_find_the_rate_that_they_left(tiny_policy, rollou
     learner = learner_of(tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-3)
     rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     for _ in range(8):
-        (last,) = learner.learn(sampled(rollouts, rewards_PG))
+        (last,) = learner.learn(samples_of(rollouts, rewards_PG)).updates
     for _ in range(30):
-        learner.learn(sampled(rollouts, torch.full((P, G), constant)))
-    (back,) = learner.learn(sampled(rollouts, rewards_PG))
+        learner.learn(samples_of(rollouts, torch.full((P, G), constant)))
+    (back,) = learner.learn(samples_of(rollouts, rewards_PG)).updates
     assert 0.5 < back.learning_rate / last.learning_rate < 2
 
 
@@ -126,10 +125,10 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     row = dataclasses.replace(ALGORITHMS["rloo"], ratio=ratio, schedule=schedule)
     settings = {"num_iterations": 3, "ratio": ratio, "epsilon": 1e-9, "epsilon_high": 1e-9, "lr": 1e-2}
     learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, **settings)
-    rewards_PG, valid_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(P, G, dtype=torch.bool)
-    updates = learner.learn(sampled(rollouts, rewards_PG))
+    result = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
+    updates = result.updates
     assert [update.gradient.norm2 > 0 for update in updates] == [True, False, False]
-    found = step_metrics(1, StepResult(rollouts, rewards_PG, valid_PG, updates), 0)
+    found = step_metrics(1, result, 0)
     assert found["learning_rate"] == updates[0].learning_rate > 0
     assert found["lr_factor"] == updates[0].factor > 0
     assert found.get("step_kl") == updates[0].kl
@@ -137,8 +136,7 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     for step in range(1, 40):
         monitors.observe(found | {"step": step})
     assert not {"rate collapsed", "updates lost", "no gradient"} & set(monitors.watch.found)
-    updates = learner.learn(sampled(rollouts, torch.zeros(P, G)))
-    nothing = StepResult(rollouts, torch.zeros(P, G), valid_PG, updates, entropy=learner.entropy)
+    nothing = learner.learn(samples_of(rollouts, torch.zeros(P, G)))
     assert step_metrics(2, nothing, 0)["learning_rate"] == 0
 
 
@@ -155,5 +153,5 @@ def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts):
     rates = []
     for step in range(4):
         rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]) if step % 2 else torch.zeros(P, G)
-        rates += [update.learning_rate for update in learner.learn(sampled(rollouts, rewards_PG))] or [0.0]
+        rates += [update.learning_rate for update in learner.learn(samples_of(rollouts, rewards_PG)).updates] or [0.0]
     assert rates == pytest.approx([0.0, 0.1 * 99 / 100, 0.0, 0.1 * 97 / 100])

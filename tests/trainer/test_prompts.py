@@ -56,7 +56,7 @@ def test_rows_of_several_rollouts_come_together_as_they_were(tiny_policy):
     for name in ("ids_ST", "mask_ST", "own_ST"):
         assert torch.equal(getattr(back.sequences, name), getattr(second.sequences, name))
     assert torch.equal(back.sampler_logps_SC, second.sampler_logps_SC)
-    assert torch.equal(back.features.entropy_S, second.features.entropy_S)
+    assert torch.equal(back.entropy_S, second.entropy_S)
     swapped = whole.at(torch.tensor([3, 0]))
     assert swapped.completions == [first.completions[3], first.completions[0]]
     assert torch.equal(swapped.sequences.lengths_S, first.sequences.lengths_S[[3, 0]])
@@ -74,12 +74,12 @@ def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
     problems, done = prompts.step(learner, 1)
     assert rewards.asked == [order[:2], order[2:4], order[4:]]
     assert [problem.prompt for problem in problems] == [order[1], order[last]]
-    assert done.rewards_PG[0].tolist() == [1.0, 0.0, 0.0]
-    assert done.valid_PG[1].tolist() == [True, False, True]
-    assert len(done.rollouts.completions) == 2 * G
+    assert done.samples.rewards_PG[0].tolist() == [1.0, 0.0, 0.0]
+    assert done.samples.valid_PG[1].tolist() == [True, False, True]
+    assert len(done.samples.rollouts.completions) == 2 * G
     metrics = step_metrics(1, done, 0)
     assert metrics["num_gen_batches"] == 3
-    known = done.sampled.rewards_PG[done.sampled.valid_PG]
+    known = done.all_samples.rewards_PG[done.all_samples.valid_PG]
     assert metrics["reward"] == pytest.approx(float(known.mean()))
     assert len(known) > 5 * G - 3
     agree = [text not in {order[1], order[last]} for text in order]

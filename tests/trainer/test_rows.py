@@ -7,9 +7,9 @@ from oblrpo import estimators
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.settings import RolloutConfig, TrainConfig
-from oblrpo.step.gradient import own_norm2_of
+from oblrpo.trainer.learner import own_norm2
 from oblrpo.trainer.setup import make_learner
-from tests.trainer.learners import learner_of, sampled
+from tests.trainer.learners import gradient_of, learner_of, samples_of
 
 P, G, LONGEST = 3, 3, 4
 REWARDS = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.2], [0.2, 0.3, 1.0]])
@@ -28,9 +28,8 @@ def test_prompts_own_gradients_are_those_of_loop_autograd(tiny_policy, rollouts,
     """Mean over prompts of G / (G - 1) (||sum_j x_j||^2 - sum_j ||x_j||^2), one output of one prompt not counting."""
     learner = learner_of(tiny_policy, algorithm, prompts_per_micro_batch=micro_batch)
     learner.rows = P
-    batch = learner.batch(sampled(rollouts, REWARDS, MASKED))
-    gradient = learner.gradient(batch, 1)
-    own2 = own_norm2_of(gradient)
+    gradient = gradient_of(learner, samples_of(rollouts, REWARDS, MASKED), 1)
+    batch, own2 = gradient.batch, own_norm2(gradient)
     rows = oracle.scores(tiny_policy.model, tiny_policy.logps(rollouts.sequences).logps_S)
     score_PGN = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).double().view(P, G, -1)
     coef_PG = (batch.weight_PG / batch.divisor_PG) * (REWARDS - gradient.baseline_PG) / MASKED.sum(1, keepdim=True)
@@ -53,7 +52,7 @@ def test_without_norms_or_number_nothing_is_corrected(tiny_policy, rollouts, alg
     """Under a baseline of rewards alone no score norms are taken."""
     learner = learner_of(tiny_policy, algorithm)
     learner.rows = rows
-    gradient = learner.gradient(learner.batch(sampled(rollouts, REWARDS)), 1)
+    gradient = gradient_of(learner, samples_of(rollouts, REWARDS), 1)
     assert gradient.moments.spared == 0
     assert gradient.moments == estimators.moments(gradient.group_norm2_P, gradient.norm2)
 

@@ -13,7 +13,7 @@ from oblrpo.policy.adapters import add_adapter
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
-from tests.trainer.learners import learner_of, sampled
+from tests.trainer.learners import learner_of, samples_of
 
 P, G = 4, 3
 CLIPPED = {"max_grad_norm": 1e-2}  # some hundredths of the gradients here
@@ -41,10 +41,11 @@ def policy_of(lora):
 
 def in_two_groups(learner):
     """Every second parameter in a group of its own, whose rate is three times as high."""
-    first = learner.optimizer.param_groups[0]
+    optimizer = learner.core.optimizer
+    first = optimizer.param_groups[0]
     second, first["params"] = first["params"][1::2], first["params"][::2]
-    learner.optimizer.add_param_group({"params": second, "lr": 3 * first["lr"]})
-    learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda _: 1.0)
+    optimizer.add_param_group({"params": second, "lr": 3 * first["lr"]})
+    learner.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks transformers for it
@@ -62,30 +63,30 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
     observe = Slope.observe
 
     def observed(slope, value, length, prompts):
-        seen.append(value * length * math.sqrt(learner.schedule.average.scale))
+        seen.append(value * length * math.sqrt(learner.core.schedule.average.scale))
         observe(slope, value, length, prompts)
 
-    def taken(batch, step=None):
-        gradient = gradient_of(batch, step)
-        if step is not None:  # the first of a batch: what the update before it has gained or lost
+    def taken(samples, batch, *more):
+        gradient = gradient_of(samples, batch, *more)
+        if batch.fresh:  # the first of a batch: what the update before it has gained or lost
             moved = zip(policy.parameters, weights, strict=True)
             asked.append(-sum(float((p.grad.double() * (p.detach() - before)).sum()) for p, before in moved))
-        weights[:] = [p.detach().clone() for p in policy.parameters] if step is not None else weights
+            weights[:] = [p.detach().clone() for p in policy.parameters]
         return gradient
 
     monkeypatch.setattr(Slope, "observe", observed)
     learner.gradient = taken
     for step in range(1, 5):
         torch.manual_seed(step)
-        batch = sampled(sample(policy, ["a", "bc", "d", "ef"], G, 5, 1.0), torch.rand(P, G))
+        samples = samples_of(sample(policy, ["a", "bc", "d", "ef"], G, 5, 1.0), torch.rand(P, G))
         if skip and step == 3:
             with monkeypatch.context() as broken:
                 broken.setattr(ScoreTape, "norm2", lambda *_: torch.full((P * G,), math.inf))
-                assert not learner.learn(batch, step)
+                assert not learner.learn(samples, step).updates
         if resume and step == 3:
             state, learner = copy.deepcopy(learner.state_dict()), learner_of(policy, "oblrpo_shrunk", lr=1e-2, **more)
             learner.load_state_dict(state, "a run")
             gradient_of, learner.gradient = learner.gradient, taken
-        assert learner.learn(batch, step)
+        assert learner.learn(samples, step).updates
     assert len(seen) == 3
     assert seen == pytest.approx(asked[1:], rel=0.02)  # the update is kept in bfloat16

@@ -25,7 +25,7 @@ from oblrpo.adapters.verl.settings import Settings, read_settings
 from oblrpo.adapters.verl.versions import check_version
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy
-from oblrpo.step import RewardWeights, StepBaseline
+from oblrpo.step import StepBaseline
 from tests.verl.support.batches import nested
 from tests.verl.support.launch import ROOT, environment
 
@@ -231,13 +231,13 @@ def batch(seed=0):
 @pytest.mark.parametrize(("name", "baseline"), [("oblr_po", "oblr"), ("oblr_po_shrunk", "oblr_shrunk")])
 def test_advantages_are_those_of_our_own_functions(name, baseline):
     """Two batches one after the other, as our own trainer takes them."""
-    ours, theirs = estimators.Prior(), StepBaseline(baseline, RewardWeights())
+    ours, theirs = estimators.Prior(), StepBaseline(baseline)
     for seed in (0, 1):
         rewards, mask, uids, norm2_S = batch(seed)
-        theirs.begin(seed)
-        with handed_over(EstimatorInputs(norm2_S, theirs)):
+        first = theirs.begin(seed)
+        with handed_over(EstimatorInputs(norm2_S, first)):
             advantages, _ = get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
-        theirs.end_step()
+        theirs.end_step(first)
         prompts = list(dict.fromkeys(uid for uid in uids if uid != "pad"))
         rows_PG = torch.tensor([[row for row, uid in enumerate(uids) if uid == prompt] for prompt in prompts])
         rewards_PG, norm2_PG = rewards.double().sum(1)[rows_PG], norm2_S[rows_PG]
@@ -456,7 +456,7 @@ def test_the_page_names_every_refusal_and_every_setting():
 
 def test_the_cost_command_runs_as_the_page_says(tmp_path):
     """On a CPU, with what the lab book sets before it."""
-    page = (ROOT / "docs" / "reference" / "verl.md").read_text()
+    page = (ROOT / "docs" / "lab_book" / "verl.md").read_text()
     block = next(each for each in page.split("```") if "\npython -m tests.verl.support.cost" in each)
     command = block.replace("python -m", f"{sys.executable} -m").replace("FOLDER 64 auto ", f"{tmp_path / 'cost'} 2 ")
     env = {key: value for key, value in environment(tmp_path).items() if not key.startswith("VERL_")}

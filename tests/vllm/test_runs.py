@@ -9,7 +9,7 @@ import pytest
 
 import oblrpo as library
 from oblrpo.rollout import vllm
-from oblrpo.tasks.benchmarks import BenchmarkProblem
+from oblrpo.tasks import Problem
 from tests.cli.conftest import (  # noqa: F401
     DENSE_REWARD,
     NO_PAGE,
@@ -222,7 +222,9 @@ def test_an_evaluation_with_vllm_resumes(ask, opened):
     complained(
         ask("out", sampler="vllm", vllm_args="{dtype: bfloat16}")[0], "sampler_dtype (was 'auto', now 'bfloat16')"
     )
-    complained(ask("new", vllm_args="{dtype: bfloat16}")[0], "vllm_args does nothing", "set sampler to vllm")
+    complained(
+        ask("new", vllm_args="{dtype: bfloat16}")[0], "vllm_args has no effect because the sampler is transformers"
+    )
     complained(ask("new", sampler="vllm", vllm_args="{max_model_len: 8}")[0], "vllm_args.max_model_len, 8: raise that")
 
 
@@ -241,8 +243,8 @@ def test_the_most_probable_tokens_are_those_of_our_own_loop(ask):
 
 def test_benchmarks_share_an_engine(oblrpo, tmp_path, model, opened, monkeypatch):  # noqa: F811
     pytest.importorskip("math_verify")
-    problems = [BenchmarkProblem(i, f"{i}+1", (str(i + 1),)) for i in range(3)]
-    monkeypatch.setattr("oblrpo.tasks.benchmarks.load_benchmark", lambda name, data: problems)
+    problems = [Problem(f"{i}+1", str(i + 1), {"answer": str(i + 1)}) for i in range(3)]
+    monkeypatch.setattr("oblrpo.tasks.benchmarks.load_benchmark", lambda *_, **__: problems)
     code, out, err = oblrpo(
         "evaluate", model, "--benchmark", "gsm8k", "amc23", "--max-completion-length", 4, "--sampler", "vllm",
         "--output", tmp_path / "out", "--json",

@@ -47,7 +47,7 @@ def carry_out(command: Callable[[list[str]], None], keep_running: bool = False) 
         steady(keep_running)
         _explain(command, sys.argv[1:])
     except KeyboardInterrupt as stop:
-        interrupts.tell(str(stop))
+        interrupts.report(str(stop))
         raise SystemExit(interrupts.STOPPED) from None
 
 

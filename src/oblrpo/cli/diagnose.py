@@ -41,9 +41,9 @@ def run(argv: list[str]) -> None:
     from oblrpo.report import html
 
     if command.prompts and not command.look:
-        raise InputError("--prompts is the batch of --look; give both, or leave it out.")
+        raise InputError("--prompts has no effect without --look; add --look or remove it.")
     if command.checkpoints != 1 and not command.look:
-        raise InputError("--checkpoints are those of --look; give both, or leave it out.")
+        raise InputError("--checkpoints has no effect without --look; add --look or remove it.")
     diagnosis = diagnose(command.run)
     found = diagnosis.plain()
     if not command.json:

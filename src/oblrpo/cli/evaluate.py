@@ -73,7 +73,14 @@ def run(argv: list[str]) -> None:
         with evaluating() as show:
             results = [
                 evaluate_rows(
-                    policy, command.data, started, command.sampling, command.grading, folder, ks=command.k, progress=show
+                    policy,
+                    command.data,
+                    started,
+                    command.sampling,
+                    command.grading,
+                    folder,
+                    ks=command.k,
+                    progress=show,
                 )
             ]
     if command.json:
@@ -105,56 +112,57 @@ def _folder_of(model: str) -> str:
 
 def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig | None) -> None:
     if command.completions and (command.model or command.regrade):
-        raise InputError("completions are graded as they are; leave out the model and --regrade.")
+        raise InputError("--completions grades a file as it is; remove the model and --regrade.")
     if command.regrade and command.model:
-        raise InputError("--regrade draws nothing; leave out the model, or --regrade to draw what is missing.")
+        raise InputError("--regrade draws nothing; remove the model, or --regrade to draw what is missing.")
     if not command.completions and not command.model and not command.regrade:
         raise InputError("give a model to evaluate, a file with --completions, or --regrade to grade an output again.")
     if command.completions and not command.benchmark:
-        raise InputError("completions made elsewhere are those of a benchmark; name it with --benchmark.")
+        raise InputError("--completions needs their benchmark; name it with --benchmark.")
     if (command.data or command.completions) and len(command.benchmark) > 1:
-        raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
+        raise InputError(f"--data and --completions belong to one benchmark, but {len(command.benchmark)} are named.")
     if command.regrade and not command.sampling.output:
-        raise InputError("--regrade grades what a folder holds; name it with --output.")
+        raise InputError("--regrade needs the folder of the completions; name it with --output.")
     check_evaluation(flags, command.data, started, bool(command.benchmark))
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
-        raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")
+        raise InputError(f"existing completions are graded as they are; remove {', '.join(idle)}.")
 
 
 def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
     """Grade a file of completions, or draw what is not there yet; what grading needs is there before that."""
-    from oblrpo.evaluation.completions import evaluate_completions, read_completions
-    from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
+    from oblrpo.evaluation.benchmark import BenchmarkGrader
+    from oblrpo.evaluation.completions import read_completions
+    from oblrpo.evaluation.evaluate import batches_of, evaluate
+    from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark
     from oblrpo.tasks.grading import MathVerifier
 
-    sampling, results = command.sampling, []
-    data = {name: load_benchmark(name, command.data) for name in command.benchmark}
+    sampling = replace(command.sampling, prompt_template=command.sampling.prompt_template or TEMPLATE)
+    data = {
+        name: load_benchmark(name, command.data, template=sampling.prompt_template)[: sampling.limit or None]
+        for name in command.benchmark
+    }
+    results = []
     with MathVerifier(command.processes, command.seconds) as verifier:
         if command.completions:
             [(name, problems)] = data.items()
-            problems = problems[: sampling.limit or None]
-            completions = read_completions(Path(command.completions), len(problems))
-            return [evaluate_completions(name, problems, completions, verifier, command.k)]
-        from oblrpo.evaluation.sampled import SavedCompletions, collect  # needs torch, which grading a file does not
+            completions, grade = read_completions(Path(command.completions), len(problems)), BenchmarkGrader(verifier)
+            batches = batches_of(problems, completions, sampling.problems_per_batch)
+            graded = evaluate(batches, len(completions[0]), grade, command.k)
+            return [{"benchmark": name} | graded.figures() | grade.figures(graded.ks)]
+        from oblrpo.evaluation.sampled import SavedCompletions, evaluate_saved  # needs torch; grading a file does not
         from oblrpo.report.console import evaluating
         from oblrpo.rollout import make_sampler
 
         policy: Any = None if command.regrade else _load(command)
         sampler = cache(lambda: make_sampler(policy, sampling, sampling.trust_remote_code))
         for name, problems in data.items():
-            saved = SavedCompletions(Path(sampling.output), name)
-            if policy is not None:
-                problems = problems[: sampling.limit or None]
-            questions = [problem.question for problem in problems]
-            if policy is not None:
-                template = sampling.prompt_template or TEMPLATE
-                with evaluating(name) as show:
-                    collect(policy, sampler, to_train_on(problems, template), questions, template, sampling, saved, show)
-            completions, how_drawn = saved.read(questions)
-            problems = problems[: len(completions)]
-            results.append(evaluate_completions(name, problems, completions, verifier, command.k) | how_drawn)
-            saved.write_result(results[-1])
+            saved, grade = SavedCompletions(Path(sampling.output), name), BenchmarkGrader(verifier)
+            with evaluating(name) as show:
+                graded, how_drawn = evaluate_saved(policy, sampler, problems, grade, sampling, saved, command.k, show)
+            result = {"benchmark": name} | graded.figures() | grade.figures(graded.ks) | how_drawn
+            results.append(result)
+            saved.write_result(result)
     return results
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import typing
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
 from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from oblrpo.errors import InputError
-from oblrpo.settings import Positional, as_type, flags_in, hint, read_yaml
-from oblrpo.settings.annotations import annotations_of
+from oblrpo.settings import RECIPES, Positional, as_type, flags_in, hint, read_yaml
+from oblrpo.settings.typed import replaced, settings_of
 
 Command = TypeVar("Command")
 
@@ -36,43 +35,28 @@ def parse(default: Command, argv: list[str], prog: str, help: str = "--help") ->
 
         print_settings(default, prog)
         raise SystemExit(0)
-    types, (first, word) = types_of(default), positional_of(default)
-    given, rest = _read(argv, types)
+    types, (first, word) = {each.name: each.type for each in settings_of(default)}, positional_of(default)
+    words_of, rest = _read(argv, types)
     unknown = []
     for before, stray in zip(["", *rest], rest, strict=False):
         if not _is_flag(stray) and _is_flag(before):
             continue  # the value of an unknown flag
-        if first and first not in given and not _is_flag(stray) and (not re.match(OVERRIDE, stray) or exists(stray)):
-            given[first] = [stray]
+        if first and first not in words_of and not _is_flag(stray) and (not re.match(OVERRIDE, stray) or exists(stray)):
+            words_of[first] = [stray]
         else:
             unknown.append(stray)
     if unknown:
         raise InputError(_unknown(unknown, types, prog, help, word.name))
     written = flags_in(argv)
-    said = {name: _value(words, types[name], written.get(name, name)) for name, words in given.items()}
-    if word.needed and not said.get(first):
+    values = {name: _value(words, types[name], written.get(name, name)) for name, words in words_of.items()}
+    if word.needed and not values.get(first):
         raise InputError(f"give {word.needed}: `{prog} {word.name}`; see `{prog} {help}`.")
-    command: Command = _replaced(default, said)
-    return command
+    return replaced(default, values)
 
 
-def sections(part: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A dataclass, and those in it, each with the types of its own settings; a field with `compare` off is none."""
-    values = {each.name: getattr(part, each.name) for each in fields(part) if each.compare}
-    types = typing.get_type_hints(type(part))
-    yield part, {name: types[name] for name, value in values.items() if not is_dataclass(value)}
-    for value in filter(is_dataclass, values.values()):
-        yield from sections(value)
-
-
-def types_of(part: Any) -> dict[str, Any]:
-    """Name -> type of every setting of a dataclass and of its sections."""
-    return {name: kind for _, types in sections(part) for name, kind in types.items()}
-
-
-def positional_of(part: Any) -> tuple[str, Positional]:
-    """The setting that is the first word that is no flag, and its note."""
-    notes = ((name, note) for name, all_ in annotations_of(part).items() for note in all_)
+def positional_of(config: Any) -> tuple[str, Positional]:
+    """The setting that is the first word that is not a flag, and its note."""
+    notes = ((setting.name, note) for setting in settings_of(config) for note in setting.notes)
     return next((each for each in notes if isinstance(each[1], Positional)), ("", Positional("")))
 
 
@@ -128,15 +112,8 @@ def _value(words: list[str], kind: Any, flag: str) -> Any:
     return as_type(value, kind, flag)
 
 
-def _replaced(part: Any, said: dict[str, Any]) -> Any:
-    """Return a dataclass with the settings replaced that were said, in its sections, too."""
-    own = {name: said[name] for name in said.keys() & vars(part).keys()}
-    inner = {name: _replaced(value, said) for name, value in vars(part).items() if is_dataclass(value)}
-    return replace(part, **(own | inner))  # `task` is a section, and a setting in it
-
-
 def _unknown(unknown: list[str], names: Collection[str], prog: str, help: str, word: str) -> str:
-    """Return what is said of words that are unknown, each with what may have been meant."""
+    """Return the sentence about words that are unknown, each with what may have been meant."""
     takes = f" `{prog}` takes one {word}." if word else ""
     meant = {stray: _suggestion(stray, names) or ("" if _is_flag(stray) else takes) for stray in unknown}
     if len(meant) == 1:
@@ -146,7 +123,7 @@ def _unknown(unknown: list[str], names: Collection[str], prog: str, help: str, w
 
 
 def _suggestion(word: str, names: Collection[str]) -> str:
-    """Return what may have been meant by a word that gives no setting, as the end of a sentence, or nothing."""
+    """Return what may have been meant by a word that sets nothing, as the end of a sentence, or nothing."""
     bare = word.lstrip(f"{DASHES}+~").partition("=")[0].replace("-", "_")
     if any(dash in word[:2] for dash in DASHES[1:]) and bare in names:
         return f" It begins with a typographic dash; type --{bare.replace('_', '-')}."
@@ -160,24 +137,26 @@ def _suggestion(word: str, names: Collection[str]) -> str:
 
 
 def misplaced(word: str) -> str:
-    """Say under which flag a word belongs that stands where a recipe may, as the end of a sentence, or nothing."""
-    from oblrpo.tables.algorithms import ALGORITHMS
+    """Say under which flag a word belongs where a recipe may stand, as the end of a sentence, or nothing."""
+    from oblrpo.algorithms import ALGORITHMS
     from oblrpo.tasks import BENCHMARKS, TASKS
 
     path = Path(word)
+    if isfile(f"{RECIPES}/{word}.yaml"):
+        return ""
     meant = {
-        "A data set is given with --data": path.suffix in {".jsonl", ".csv", ".tsv", ".parquet", ".arrow"},
-        "A model is given with --model": path.suffix == ".gguf" or isfile(path / "config.json"),
-        "An algorithm is given with --algorithm": word in ALGORITHMS,
-        "A task is given with --task": word in {*TASKS, *BENCHMARKS},
+        "Give a data set with --data": path.suffix in {".jsonl", ".csv", ".tsv", ".parquet", ".arrow"},
+        "Give a model with --model": path.suffix == ".gguf" or isfile(path / "config.json"),
+        "Give an algorithm with --algorithm": word in ALGORITHMS,
+        "Give a task with --task": word in {*TASKS, *BENCHMARKS},
     }
-    if said := next((sentence for sentence, fits in meant.items() if fits), ""):
-        return f" {said} {word}."
+    if advice := next((sentence for sentence, fits in meant.items() if fits), ""):
+        return f" {advice} {word}."
     if isfile(path / "config.yaml"):
         return (
             f" {word} is the folder of a run: `oblrpo train --resume --output {word}` resumes it, "
             f"`oblrpo train {path / 'config.yaml'} --output FOLDER` starts another with its settings."
         )
     if isdir(path) or ("/" in word and path.suffix not in {".yaml", ".yml"} and not isfile(path)):
-        return " A model is given with --model, a data set with --data."
+        return " Give a model with --model, a data set with --data."
     return ""

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from dataclasses import is_dataclass
 from typing import Any, Literal
 
-from oblrpo.cli.flags import positional_of, sections
+from oblrpo.cli.flags import positional_of
 from oblrpo.settings import RECIPES
+from oblrpo.settings.typed import sections, types_of
 
 COMMON = (
     "model", "data", "task", "rewards", "output", "steps", "seed", "prompts_per_step", "num_generations",
@@ -27,7 +28,8 @@ def print_settings(command: Any, prog: str, common: Collection[str] = ()) -> Non
     does, _, more = inspect.cleandoc(command.__doc__).partition("\n\n")
     usage = " ".join(filter(None, [prog, word.name, "[--setting VALUE ...]"]))
     parser = ArgumentParser(usage=usage, description=does, epilog=more, add_help=False)
-    for section, types in sections(command):
+    for section in sections(command):
+        types = {name: kind for name, (kind, _) in types_of(section).items() if not is_dataclass(kind)}
         title, _, more = " ".join(section.__doc__.split()).partition(". ")
         own = common or section is command
         group = parser if own else parser.add_argument_group(title.removesuffix("."), more or None)
@@ -54,7 +56,7 @@ def print_settings(command: Any, prog: str, common: Collection[str] = ()) -> Non
 def documented(part: Any) -> dict[str, str]:
     """Every setting of a dataclass with its docstring, which stands under it; of its sections, too."""
     sentences: dict[str, str] = {}
-    for kind in [kind for section, _ in sections(part) for kind in type(section).__mro__ if is_dataclass(kind)]:
+    for kind in [kind for section in sections(part) for kind in type(section).__mro__ if is_dataclass(kind)]:
         [written] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
         assert isinstance(written, ast.ClassDef)
         for field, text in zip(written.body, written.body[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first ends a command in order, a further one at once; it tells so in one sentence and exits with 130."""
+"""Ctrl-C: the first ends a command in order, a second one at once, with one sentence and exit code 130."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ STOPPED = 130  # the exit code
 
 
 def catch() -> None:
-    """Take Ctrl-C over, unless somebody else has done so, or has told this process to ignore it."""
+    """Take Ctrl-C over, unless another handler is there, or this process is to ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         with suppress(ValueError):  # another thread than the main one
             signal.signal(signal.SIGINT, _first)
@@ -23,19 +23,19 @@ def caught() -> bool:
     return signal.getsignal(signal.SIGINT) in {_further, _silent}
 
 
-def tell(why: str) -> None:
+def report(why: str) -> None:
     """Say what is left of the command; from now on a Ctrl-C needs no word."""
     from oblrpo.report.html import seen
 
     with suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else one that comes now would end it untold
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else one that comes now would end it without a word
     print(f"oblrpo: {seen(why or 'interrupted.')}", file=sys.stderr, flush=True)
     with suppress(ValueError):
         signal.signal(signal.SIGINT, _silent)
 
 
 def _first(number: int, frame: FrameType | None) -> None:
-    """End in order; but at once while libraries load, where nothing is to be lost and they may swallow it."""
+    """End in order; but at once while libraries load, where there is nothing to save and they may swallow it."""
     signal.signal(signal.SIGINT, _further)
     while frame is not None:
         if "importlib._bootstrap" in frame.f_code.co_filename:

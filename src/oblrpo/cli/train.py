@@ -1,16 +1,15 @@
 """`oblrpo train`: settings from recipe, run and flags; then the trainer."""
 
+import gc
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rich.console import Console
 
 from oblrpo.cli.flags import misplaced, parse
 from oblrpo.cli.help import COMMON, print_settings
-from oblrpo.cli.loading import loading
-from oblrpo.commands import carry_out, check_files, check_settings
+from oblrpo.commands import carry_out, check_files, check_settings, saved_settings
 from oblrpo.errors import InputError
-from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, with_settings, yaml_text
+from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, yaml_text
 
 
 @dataclass(frozen=True)
@@ -38,21 +37,18 @@ def run(argv: list[str]) -> None:
     command, recipe = _parse(argv, TrainConfig()), TrainConfig()
     # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
     if command.config.recipe:
-        if said := misplaced(command.config.recipe):
-            raise InputError(f"{command.config.recipe!r} is no recipe, and no YAML file of settings.{said}")
+        if hint := misplaced(command.config.recipe):
+            raise InputError(f"{command.config.recipe!r} is not a recipe or a YAML file of settings.{hint}")
         recipe = load_recipe(command.config.recipe, recipe)
         command = _parse(argv, recipe)
     if command.resume:
-        from oblrpo.runs import RunFolder
-
-        output = command.config.run.output
-        saved = RunFolder(Path(output)).saved_config()
-        command = _parse(argv, with_settings(saved, {"output": output}, "--output"))
+        command = _parse(argv, saved_settings(command.config.run.output))
     elif command.accept_changed:
         raise InputError("--accept-changed has no effect without --resume; remove it.")
     config = command.config
     check_files(config.task.data, config.task.eval_data, config.warm_start.sft_data)
-    with loading():  # torch and transformers load only now: --help is instant
+    gc.disable()  # almost nothing of what loads is garbage, and looking for it took a fifth of the time
+    try:  # torch and transformers load only now: --help is instant
         from transformers.utils import logging as transformers_logging
 
         from oblrpo.memory import resident_bytes
@@ -60,6 +56,8 @@ def run(argv: list[str]) -> None:
         from oblrpo.report.html import seen
         from oblrpo.trainer.loop import Trainer
         from oblrpo.trainer.peak_memory import peak_memory
+    finally:
+        gc.enable()
 
     check_settings(command.config, flags_in(argv), recipe)
     transformers_logging.disable_progress_bar()

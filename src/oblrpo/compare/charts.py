@@ -4,40 +4,38 @@ import math
 import statistics
 from collections.abc import Callable
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from oblrpo.compare.summary import ENDED, Curve, Result, Summary, band
-from oblrpo.intervals import smooth
-from oblrpo.report.charts import INK, Level, Line, below_legend, chart, drawing, error_bar, legend, look
+from oblrpo.compare.summary import ENDED, Curve, Outcome, Result, Summary, band
+from oblrpo.report.charts import INK, Line, below_legend, chart, drawing, error_bar, legend, look
+from oblrpo.report.curves import averages
 from oblrpo.tables.baselines import COMPARED
+from oblrpo.tables.metrics import WINDOW
 
-REWARD_WINDOW = 9  # steps in the moving average of reward curves
 ACCURACY = "held-out accuracy"
 MARGIN = 1.4  # how far an axis of rates goes beyond the lowest and the highest, as a factor
 MOST_TICKS = 10  # the most rates that are written out below an axis
 
 
-def learning(summary: Summary) -> list[str]:
+def learning(summary: Summary) -> list[Markup]:
     """Draw held-out accuracy and batch reward against completions, each variant at its best rate."""
-    half = REWARD_WINDOW // 2
 
-    def smoothed(result: Result) -> Curve:
+    def averaged(result: Result) -> Curve:
         curve = result.curve("reward")
-        values = smooth([value for _, value in curve], REWARD_WINDOW)
-        whole = slice(half, -half) if len(curve) > 2 * half else slice(None)  # the ends are means of fewer
-        return [(x, value) for (x, _), value in zip(curve, values, strict=True)][whole]
+        means = averages([value for _, value in curve])
+        return [(x, mean) for (x, _), mean in zip(curve, means, strict=True) if mean is not None]
 
     target = summary.spec.target.curve == "accuracy" and summary.level is not None
     labels = [o.variant.name + ("" if o.rate is None else f", {o.rate:g}") for o in summary.outcomes]
     drawings = []
     for title, curve, unit, levels in (
-        ("Held-out accuracy at the best rate", _accuracy, ACCURACY, [Level(summary.level or 0.0, "target")] * target),
-        (f"Reward, mean of {REWARD_WINDOW} steps", smoothed, "mean reward", []),
+        ("Held-out accuracy at the best rate", _accuracy, ACCURACY, [(summary.level or 0.0, "target")] * target),
+        (f"Reward, mean of {WINDOW} steps", averaged, "mean reward", []),
     ):
         lines = [_line(name, outcome.best, curve) for name, outcome in zip(labels, summary.outcomes, strict=True)]
-        height = below_legend(labels)
-        drawings.append(chart(title, lines, xlabel="completions", ylabel=unit, levels=levels, height=height))
+        drawings.append(chart(title, lines, xlabel="completions", ylabel=unit, levels=levels))
     return drawings
 
 
@@ -46,7 +44,7 @@ def _accuracy(result: Result) -> Curve:
 
 
 def _line(label: str, results: list[Result], curve: Callable[[Result], Curve]) -> Line:
-    """Return the mean of the runs whose curves are as whole as they will be, with its band, if there are several."""
+    """Return the mean of the runs whose curves are complete, with its band if there are several."""
     curves = [curve(result) for result in results if result.state in ENDED]
     if not curves:
         return Line("", [], [])  # it keeps its colour for the variant, and stands in no legend
@@ -54,7 +52,7 @@ def _line(label: str, results: list[Result], curve: Callable[[Result], Curve]) -
     return Line(label, x, middle, *((low, high) if len(curves) > 1 else ()))
 
 
-def rates(summary: Summary) -> list[str]:
+def rates(summary: Summary) -> list[Markup]:
     """Draw final accuracy against learning rate (mean, lowest and highest seed) and the windows of usable rates."""
     if not any(len(outcome.by_rate) > 1 for outcome in summary.outcomes):
         return []
@@ -96,7 +94,7 @@ def rates(summary: Summary) -> list[str]:
     return [drawing("Final accuracy against learning rate", "learning rate", draw, height, ylabel=ACCURACY)]
 
 
-def every_rate(summary: Summary) -> list[str]:
+def every_rate(summary: Summary) -> list[Markup]:
     """Draw the held-out accuracy of each variant that has several rates, one curve a rate."""
     drawings = []
     for outcome in summary.outcomes:
@@ -104,73 +102,64 @@ def every_rate(summary: Summary) -> list[str]:
         if len(rates) > 1 and any(result.state in ENDED for result in outcome.results):
             at = {rate: [result for result in outcome.results if result.rate == rate] for rate in rates}
             lines = [_line(f"{rate:g}", at[rate], _accuracy) for rate in rates]
-            title, height = (
-                f"{outcome.variant.name}: held-out accuracy by rate",
-                below_legend([line.label for line in lines]),
-            )
-            drawings.append(chart(title, lines, xlabel="completions", ylabel=ACCURACY, height=height))
+            title = f"{outcome.variant.name}: held-out accuracy by rate"
+            drawings.append(chart(title, lines, xlabel="completions", ylabel=ACCURACY))
     return drawings
 
 
-def completions(summary: Summary) -> list[str]:
+def completions(summary: Summary) -> list[Markup]:
     """Draw the completions to the target: a dot a seed, at the right edge if it never arrives, a bar at the median."""
-    if not any(outcome.completions for outcome in summary.outcomes):
+    values = [value for outcome in summary.outcomes for value in outcome.completions.values()]
+    if not values:
         return []
+    edge = 1.15 * max(filter(math.isfinite, values), default=1.0) or 1.0
 
-    def draw(axes: Axes) -> None:
-        arrivals = [v for o in summary.outcomes for v in o.completions.values() if math.isfinite(v)]
-        edge = 1.15 * max(arrivals, default=1.0) or 1.0
-        for number, outcome in enumerate(summary.outcomes):
-            color, y = look(number)[0], -number
-            for value in outcome.completions.values():
-                never = math.isinf(value)
-                axes.plot([edge if never else value], [y], ">" if never else "o", color=color, alpha=0.6, markersize=6)
-            middle = outcome.median_completions
-            if middle is not None and math.isfinite(middle):
-                axes.plot([middle, middle], [y - 0.3, y + 0.3], color=color, linewidth=2.5)
-        if any(math.isinf(v) for o in summary.outcomes for v in o.completions.values()):
+    def draw(axes: Axes, outcome: Outcome, color: str, y: int) -> None:
+        for value in outcome.completions.values():
+            never = math.isinf(value)
+            axes.plot([edge if never else value], [y], ">" if never else "o", color=color, alpha=0.6, markersize=6)
+        middle = outcome.median_completions
+        if middle is not None and math.isfinite(middle):
+            axes.plot([middle, middle], [y - 0.3, y + 0.3], color=color, linewidth=2.5)
+        if y == 0 and math.inf in values:
             axes.annotate("not reached", (edge, 0.55), ha="right", fontsize=8)
-        _names(axes, summary)
         axes.set_xlim(left=0)
 
     title = f"Completions to {'accuracy' if summary.spec.target.curve == 'accuracy' else 'reward'} {summary.level:.3f}"
-    return [drawing(title, "completions", draw, height=_height(summary))]
+    return [_rows(summary, title, "completions", draw)]
 
 
-def differences(summary: Summary) -> list[str]:
+def differences(summary: Summary) -> list[Markup]:
     """Draw final accuracy less the reference's, paired by seed: a dot a seed, the mean and its 95 % interval."""
-    if not summary.tests:
-        return []
 
-    def draw(axes: Axes) -> None:
-        axes.axvline(0, color=INK, linewidth=0.8)
-        others = summary.reference.finals
-        for number, outcome in enumerate(summary.outcomes):
-            test = summary.tests.get(outcome.variant.name)
-            if test is None:
-                continue
-            color, y, mean = look(number)[0], -number, test.difference
+    def draw(axes: Axes, outcome: Outcome, color: str, y: int) -> None:
+        if test := summary.tests.get(outcome.variant.name):
+            others, mean = summary.reference.finals, test.difference
             seeds = [final - others[seed] for seed, final in outcome.finals.items() if seed in others]
             axes.plot(seeds, [y] * len(seeds), "o", color=color, alpha=0.4, markersize=5)
             axes.errorbar([mean.value], [y], xerr=mean.margin, color=color, marker="|", markersize=14, capsize=3)
-        _names(axes, summary)
+        else:
+            axes.axvline(0, color=INK, linewidth=0.8)
 
     title = f"Final accuracy less that of {summary.spec.reference}, by seed"
-    return [drawing(title, "difference", draw, height=_height(summary))]
+    return [_rows(summary, title, "difference", draw)] if summary.tests else []
 
 
-def _names(axes: Axes, summary: Summary) -> None:
+def _rows(summary: Summary, title: str, xlabel: str, draw_row: Callable[[Axes, Outcome, str, int], None]) -> Markup:
+    """Draw one row a variant below the other, each by its outcome, its colour and its y."""
     names = [outcome.variant.name for outcome in summary.outcomes]
-    axes.set_yticks([-number for number in range(len(names))], names)
-    axes.set_ylim(-len(names) + 0.3, 0.9)
-    axes.locator_params(axis="x", nbins=6)
+
+    def draw(axes: Axes) -> None:
+        for number, outcome in enumerate(summary.outcomes):
+            draw_row(axes, outcome, look(number)[0], -number)
+        axes.set_yticks([-number for number in range(len(names))], names)
+        axes.set_ylim(-len(names) + 0.3, 0.9)
+        axes.locator_params(axis="x", nbins=6)
+
+    return drawing(title, xlabel, draw, height=1.3 + 0.35 * len(names))
 
 
-def _height(summary: Summary) -> float:
-    return 1.3 + 0.35 * len(summary.outcomes)
-
-
-def variances(summary: Summary) -> list[str]:
+def variances(summary: Summary) -> list[Markup]:
     """Draw the gradient variance under each unbiased baseline over RLOO's; empty where no run kept a ledger."""
     shown = {
         number: [(place, ratio) for place, name in enumerate(COMPARED) if (ratio := outcome.variance_ratio(name))]

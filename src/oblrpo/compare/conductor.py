@@ -1,4 +1,4 @@
-"""The conductor starts the runs of a plan as they become possible, reports on them, and keeps what became of them."""
+"""The conductor starts the runs of a plan as they become possible, reports on them, and keeps how they ended."""
 
 import shutil
 import time
@@ -33,26 +33,26 @@ class Conductor:
     def __init__(self, plan: Plan, console: Console) -> None:
         self.plan, self.console = plan, console
         self.processes = plan.processes()
-        self.settled: set[str] = set()
+        self.done: set[str] = set()
         """Runs that need nothing more."""
         self.failed: dict[str, str] = {}
         """Runs that failed in this call, and why."""
         self.running: dict[str, Training] = {}
         self.later: dict[str, list[PlannedRun]] = {}
         """By variant, the runs at the rate that its search chose."""
-        self._begun, self._settled_before = time.monotonic(), 0
+        self._begun, self._done_before = time.monotonic(), 0
 
     def run(self) -> None:
-        """Train every run that is not settled; a KeyboardInterrupt comes out once runs in progress have saved."""
+        """Train every run that is not done; a KeyboardInterrupt comes out once runs in progress have saved."""
         for run in self.plan.all_known():
             run.check_same()
-            if run.settled():
-                self.settled.add(run.place)
-        if self.settled:
-            self._settled_before = len(self.settled)
-            self._say(f"{len(self.settled)} of {self.plan.count()} runs are already done")
+            if run.is_done():
+                self.done.add(run.place)
+        if self.done:
+            self._done_before = len(self.done)
+            self._say(f"{len(self.done)} of {self.plan.count()} runs are already done")
         try:
-            if len(self.settled) < self.plan.count():
+            if len(self.done) < self.plan.count():
                 training.check(self.plan)
                 self.plan.output.mkdir(parents=True, exist_ok=True)
                 live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.progress)
@@ -60,9 +60,9 @@ class Conductor:
                     self._train()
         except KeyboardInterrupt:
             self._stop()
-            settled = sum(run.place in self.settled for run in self.plan.all_known())
+            done = sum(run.place in self.done for run in self.plan.all_known())
             raise KeyboardInterrupt(
-                f"stopped with {settled} of {self.plan.count()} runs finished; run the same command to continue."
+                f"stopped with {done} of {self.plan.count()} runs finished; run the same command to continue."
             ) from None
         finally:
             for current in self.running.values():
@@ -80,7 +80,7 @@ class Conductor:
                 share_done += row["step"] / max(1, steps)
             lines.append(f"  {current.run.name}: {where}")
         spent, ended, total = time.monotonic() - self._begun, sum(map(self._has_ended, self._runs())), self.plan.count()
-        done_here = ended - self._settled_before + share_done
+        done_here = ended - self._done_before + share_done
         times = f"{ended}/{total} runs, {timedelta(seconds=round(spent))}"
         if done_here > 0.2:  # before that nothing is known of the rest
             left = (total - ended - share_done) * spent / done_here
@@ -99,28 +99,28 @@ class Conductor:
                 if current.process.sentinel in ended:
                     current.process.join()
                     del self.running[current.run.place]
-                    self._settle(current)
+                    self._end(current)
 
-    def _settle(self, ended: Training) -> None:
+    def _end(self, ended: Training) -> None:
         run = ended.run
         if ended.process.exitcode == 0:
-            self.settled.add(run.place)
+            self.done.add(run.place)
             if not self.plan.spec.keep_checkpoints and run.config.run.steps:
                 shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
             accuracy = run.final_accuracy()
             outcome = "no held-out accuracy" if accuracy is None else f"accuracy {accuracy:.3f}"
-            self._tell(run, "ready" if run.is_warm_start else outcome, ended)
+            self._report(run, "ready" if run.is_warm_start else outcome, ended)
             return
         if run.failure() is None:
             run.note_failure("failed", training.how_it_ended(ended.process))
         kind, message = run.failure() or ("", "")
         if kind == "diverged":
-            self.settled.add(run.place)
+            self.done.add(run.place)
         else:
             self.failed[run.place] = f"{run.name}: {message}"
-        self._tell(run, f"{kind}: {message}", ended)
+        self._report(run, f"{kind}: {message}", ended)
 
-    def _tell(self, run: PlannedRun, outcome: str, ended: Training | None = None) -> None:
+    def _report(self, run: PlannedRun, outcome: str, ended: Training | None = None) -> None:
         done = f"[{sum(map(self._has_ended, self._runs()))}/{self.plan.count()}]"
         seconds = time.monotonic() - ended.begun if ended else 0.0
         failed = run.place in self.failed or outcome.startswith("diverged")
@@ -143,7 +143,7 @@ class Conductor:
         wanted = [run for run in self._runs() if not self._has_ended(run)]
         possible: dict[str, PlannedRun] = {}
         for run in sorted(wanted, key=lambda run: order[run.config.run.seed]):
-            needed = run.start if run.start and not self._is_settled(run.start) else run
+            needed = run.start if run.start and not self._is_done(run.start) else run
             if needed.place not in self.running and needed.place not in self.failed:
                 possible[needed.place] = needed
         return sorted(possible.values(), key=lambda run: run.config.run.steps > 0)
@@ -154,19 +154,19 @@ class Conductor:
         for run in self.later[variant.name]:
             try:
                 run.check_same()
-                if run.settled():
-                    self.settled.add(run.place)
+                if run.is_done():
+                    self.done.add(run.place)
             except InputError as error:  # the others continue
                 self.failed[run.place] = f"{run.name}: {error}"
-                self._tell(run, f"failed: {error}")
+                self._report(run, f"failed: {error}")
 
     def _has_ended(self, run: PlannedRun) -> bool:
-        return self._is_settled(run) or run.place in self.failed
+        return self._is_done(run) or run.place in self.failed
 
-    def _is_settled(self, run: PlannedRun) -> bool:
-        if run.place not in self.settled and run.is_warm_start and run.settled():
-            self.settled.add(run.place)  # the plan does not list it
-        return run.place in self.settled
+    def _is_done(self, run: PlannedRun) -> bool:
+        if run.place not in self.done and run.is_warm_start and run.is_done():
+            self.done.add(run.place)  # the plan does not list it
+        return run.place in self.done
 
     def _stop(self) -> None:
         """Let the trainings finish their step and save."""
@@ -177,4 +177,4 @@ class Conductor:
             current.process.join()
             del self.running[place]
             if current.process.exitcode == 0 or current.run.failure() is not None:
-                self._settle(current)
+                self._end(current)

@@ -23,6 +23,7 @@ class PlannedRun:
 
     name: str  # variant, rate and seed, for people
     config: TrainConfig
+    variant: str = ""
     start: PlannedRun | None = None  # the run whose policy this one starts from
     is_warm_start: bool = False  # whether this run only makes the policy that others start from
 
@@ -66,7 +67,7 @@ class PlannedRun:
         """Whether the run ended in numbers that are not finite."""
         return (self.failure() or ("",))[0] == "diverged"
 
-    def settled(self) -> bool:
+    def is_done(self) -> bool:
         """Whether there is nothing more to do: it is finished, or diverged, which it would do again."""
         return self.diverged() or self.finished()
 
@@ -115,7 +116,7 @@ class Plan:
                 policy = replace(config.policy, model=str(start.folder.checkpoint(0)))
                 warm = replace(config.warm_start, warm_start_steps=0, sft_data=())
                 config = replace(config, policy=policy, warm_start=warm)
-            self._made[key] = PlannedRun(f"{variant.name}, rate {rate:g}, seed {seed}", config, start)
+            self._made[key] = PlannedRun(f"{variant.name}, rate {rate:g}, seed {seed}", config, variant.name, start)
         return self._made[key]
 
     def search(self, variant: Variant) -> list[PlannedRun]:
@@ -128,14 +129,14 @@ class Plan:
         return self.spec.seeds[: few or None]
 
     def best_rate(self, variant: Variant) -> float | None:
-        """Return the `foremost` rate over the search seeds; None where no rate has a result on all of them."""
+        """Return the best rate over the search seeds; None where no rate has a result on all of them."""
         finals: dict[float, list[float]] = {}
         for rate in variant.learning_rates:
             runs = [self.run(variant, rate, seed) for seed in self.search_seeds(variant)]
             accuracies = [run.final_accuracy() for run in runs if not run.diverged()]
             if None not in accuracies:
                 finals[rate] = [accuracy for accuracy in accuracies if accuracy is not None]
-        return foremost(finals)
+        return best_rate(finals)
 
     def later(self, variant: Variant) -> list[PlannedRun]:
         """Return the best rate's runs on the seeds that did not choose it; none before those that do have ended."""
@@ -184,7 +185,7 @@ class Plan:
         return PlannedRun(f"warm start, seed {seed}", start, is_warm_start=True)
 
 
-def foremost(finals: Mapping[float, Sequence[float]]) -> float | None:
+def best_rate(finals: Mapping[float, Sequence[float]]) -> float | None:
     """Return the best rate, given the final accuracies of each rate's runs that did not diverge.
 
     The rate with the most of them comes first, and of these the one with the highest mean: whatever rewards are, a rate

@@ -16,6 +16,8 @@ class Paired:
 
     difference: Mean
     p: float | None
+    adjusted: float | None = None
+    """The p adjusted for how many tests there are (`holm`)."""
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:

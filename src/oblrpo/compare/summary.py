@@ -2,46 +2,48 @@
 
 A run that diverged has no accuracy at its end. In means, tests and tables it counts with 0, or with the lowest held-out
 accuracy that any run of the comparison measured, if that is below 0 (rewards may be negative). When a rate is chosen it
-has no figure: the rate with fewer diverged runs wins (`plan.foremost`).
+has no figure: the rate with fewer diverged runs wins (`plan.best_rate`).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from oblrpo.compare.plan import Plan, PlannedRun, foremost
+from oblrpo.compare.plan import Plan, PlannedRun, best_rate
 from oblrpo.compare.spec import Spec, Target, Variant
 from oblrpo.compare.statistics import Paired, Window, crossing, holm, paired, usable
 from oblrpo.errors import InputError
 from oblrpo.intervals import GeometricMean, Mean, geometric_mean, mean, smooth
 from oblrpo.report.ledger import variance_ratios
+from oblrpo.report.record import LAST_STEPS
 from oblrpo.runs import Metrics
+from oblrpo.settings import TrainConfig
 
-LAST = 20  # steps over which the reward at the end is averaged
-USABLE = 0.9  # share of a variant's best final accuracy at which a rate counts as usable
 ENDED = ("finished", "unmeasured", "diverged")  # states of runs to which nothing more will come
 Curve = list[tuple[float, float]]  # (completions trained on so far, value)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Result:
     """A run and what it left."""
 
     run: PlannedRun
-    variant: str
-    rate: float
-    seed: int
+    config: TrainConfig  # as adjusted when the run began
     state: str
     """finished, unmeasured (finished, but without a last held-out accuracy), diverged, failed, part (of its steps) or
     none."""
     why: str  # why the run is not finished; empty if it is
     rows: list[Metrics]  # the metrics so far
-    before: float | None  # held-out accuracy before the first step
     final: float | None  # held-out accuracy at the end, or what a diverged run counts with; None if there is neither
-    per_step: int  # completions that a step trains on
-    measured_at_its_ends: bool  # whether held-out accuracy was taken only before the first and after the last step
+
+    def __post_init__(self) -> None:
+        self.rate, self.seed = self.config.optim.learning_rate, self.config.run.seed
+        self.before = self.rows[0].get("eval/accuracy") if self.rows else None  # held-out, before the first step
+        self.per_step = self.config.rollout.prompts_per_step * self.config.rollout.num_generations
+        self.measured_at_its_ends = not 0 < self.config.run.eval_steps < self.config.run.steps  # held-out accuracy
 
     @property
     def fell(self) -> bool:
@@ -62,16 +64,16 @@ class Result:
 
     def last_reward(self) -> float | None:
         """Return the mean reward over the last steps that are there."""
-        rewards = [value for _, value in self.curve("reward")[-LAST:]]
+        rewards = [value for _, value in self.curve("reward")[-LAST_STEPS:]]
         return statistics.fmean(rewards) if rewards else None
 
-    def completions_to(self, level: float, target: Target) -> float | None:
+    def completions_to(self, level: float | None, target: Target) -> float | None:
         """Return the completions until the smoothed curve reaches the level.
 
-        They are infinite if the run ended below it. They are None if it has not ended, and where accuracy was measured
-        at its ends only.
+        They are infinite if the run ended below it. They are None if it has not ended, where there is no level, and
+        where accuracy was measured at its ends only.
         """
-        if target.curve == "accuracy" and self.measured_at_its_ends:
+        if level is None or (target.curve == "accuracy" and self.measured_at_its_ends):
             return None
         curve = self.curve(target.curve)
         if not curve:
@@ -93,17 +95,17 @@ class Outcome:
     variant: Variant
     results: list[Result]
     rate: float | None  # the best rate over the seeds that choose it
-    best: list[Result]  # the runs at that rate
-    before: Mean | None  # held-out accuracy before the first step of those runs
-    final: Mean | None  # held-out accuracy at the end of those runs
     by_rate: dict[float, list[float]]
     """Final accuracies on the seeds that choose the rate, of every rate that has them all."""
     window: Window | None  # the usable rates
-    completions: dict[int, float] = field(default_factory=dict)  # completions to the target, by seed
 
     def __post_init__(self) -> None:
-        self.finals = {result.seed: result.final for result in self.best if result.final is not None}  # at that rate
-        self.fallen = sum(result.fell for result in self.best)  # seeds at that rate that ended below where they began
+        self.best = [result for result in self.results if result.rate == self.rate]
+        self.finals = {result.seed: result.final for result in self.best if result.final is not None}
+        self.before = _mean(result.before for result in self.best)  # held-out accuracy before the first step
+        self.final = _mean(self.finals.values())  # and at the end
+        self.fallen = sum(result.fell for result in self.best)  # seeds that ended below where they began
+        self.completions: dict[int, float] = {}  # to the target, by seed
 
     @property
     def median_completions(self) -> float | None:
@@ -155,7 +157,6 @@ class Summary:
     level: float | None
     """The level that the target comes to; None if no variant ends above 0, or if runs begin above it."""
     tests: dict[str, Paired]  # final accuracy of each variant less the reference's, paired by seed
-    adjusted: dict[str, float | None]  # the p values of these tests, adjusted for how many they are (Holm)
     floor: float  # what a diverged run counts with
 
     @property
@@ -166,29 +167,29 @@ class Summary:
 
 def summarise(plan: Plan) -> Summary:
     """Read what is there."""
-    results = {v.name: [_result(run, v) for run in (*plan.search(v), *plan.later(v))] for v in plan.spec.variants}
+    results = {v.name: [_result(run) for run in (*plan.search(v), *plan.later(v))] for v in plan.spec.variants}
     every = [result for of_variant in results.values() for result in of_variant]
-    lowest = min((value for result in every for _, value in result.curve("accuracy")), default=0.0)
-    floor = min(0.0, lowest)
-    for of_variant in results.values():
-        of_variant[:] = [replace(r, final=floor) if r.state == "diverged" else r for r in of_variant]
+    floor = min([0.0, *(value for result in every for _, value in result.curve("accuracy"))])
+    for result in every:
+        if result.state == "diverged":
+            result.final = floor
     outcomes = [_outcome(plan, variant, results[variant.name]) for variant in plan.spec.variants]
     if not any(outcome.final for outcome in outcomes):
-        failed = [f" {r.run.name}: {r.why}" for o in outcomes for r in o.results if r.state == "failed"]
+        failed = [f" {result.run.name}: {result.why}" for result in every if result.state == "failed"]
         raise InputError(f"{plan.output} holds no finished run of this comparison.{''.join(failed[:1])}")
     level = _level(outcomes, plan.spec.target)
     for outcome in outcomes:
-        if level is not None:
-            reached = {result.seed: result.completions_to(level, plan.spec.target) for result in outcome.best}
-            outcome.completions.update({seed: value for seed, value in reached.items() if value is not None})
+        reached = {result.seed: result.completions_to(level, plan.spec.target) for result in outcome.best}
+        outcome.completions = {seed: value for seed, value in reached.items() if value is not None}
     reference = next(outcome for outcome in outcomes if outcome.variant.name == plan.spec.reference)
     tests = {
         outcome.variant.name: test
         for outcome in outcomes
         if outcome is not reference and (test := paired(outcome.finals, reference.finals))
     }
-    adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
-    return Summary(plan.spec, plan, outcomes, reference, level, tests, adjusted, floor)
+    adjusted = holm([test.p for test in tests.values()])
+    tests = {name: replace(test, adjusted=p) for (name, test), p in zip(tests.items(), adjusted, strict=True)}
+    return Summary(plan.spec, plan, outcomes, reference, level, tests, floor)
 
 
 def _level(outcomes: list[Outcome], target: Target) -> float | None:
@@ -211,7 +212,7 @@ def _outcome(plan: Plan, variant: Variant, results: list[Result]) -> Outcome:
     for result in results:
         if result.final is not None:
             finals_so_far.setdefault(result.rate, []).extend([] if result.state == "diverged" else [result.final])
-    rate = plan.best_rate(variant) or foremost(finals_so_far)  # while none has a result on all its seeds
+    rate = plan.best_rate(variant) or best_rate(finals_so_far)  # while none has a result on all its seeds
     ends = {(result.rate, result.seed): result.final for result in results if result.final is not None}
     by_rate = {
         of_rate: [ends[of_rate, seed] for seed in seeds]
@@ -221,16 +222,11 @@ def _outcome(plan: Plan, variant: Variant, results: list[Result]) -> Outcome:
     means = {of_rate: statistics.fmean(accuracies) for of_rate, accuracies in by_rate.items()}
     window = None
     if len(means) > 1 and rate in means and means[rate] > 0:  # of nothing, or less, there is no share
-        window = usable(list(means), list(means.values()), USABLE, rate)
-    best = [result for result in results if result.rate == rate]
-    before = [result.before for result in best if result.before is not None]
-    final = [result.final for result in best if result.final is not None]
-    return Outcome(
-        variant, results, rate, best, mean(before) if before else None, mean(final) if final else None, by_rate, window
-    )
+        window = usable(list(means), list(means.values()), best=rate)
+    return Outcome(variant, results, rate, by_rate, window)
 
 
-def _result(run: PlannedRun, variant: Variant) -> Result:
+def _result(run: PlannedRun) -> Result:
     run.check_same()
     failure, rows, final = run.failure(), run.folder.read_metrics(), run.final_accuracy()
     if run.finished():
@@ -241,13 +237,12 @@ def _result(run: PlannedRun, variant: Variant) -> Result:
     else:
         state, why = ("part", f"step {rows[-1]['step']} of {run.config.run.steps}") if rows else ("none", "not started")
     config = run.as_saved() if run.folder.config_file.is_file() else run.config
-    before = rows[0].get("eval/accuracy") if rows else None
-    per_step = config.rollout.prompts_per_step * config.rollout.num_generations
-    at_its_ends = not 0 < config.run.eval_steps < config.run.steps
-    return Result(
-        run, variant.name, config.optim.learning_rate, config.run.seed, state, why, rows, before, final, per_step,
-        at_its_ends,
-    )  # fmt: skip
+    return Result(run, config, state, why, rows, final)
+
+
+def _mean(values: Iterable[float | None]) -> Mean | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:

@@ -23,7 +23,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.settings import PolicyConfig, TrainConfig
 from oblrpo.streams import steady
 
-STOPPED = 130  # the exit code of a process that was asked to stop and has saved what there is
+STOPPED = 130  # the exit code of a process that was stopped and has saved its state
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["oblrpo.compare.loaded"])
 
@@ -102,12 +102,12 @@ def check(plan: Plan) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    told, tell = CONTEXT.Pipe(duplex=False)
-    process: BaseProcess = CONTEXT.Process(target=_tell_first_mistake, args=(tell, runs, built))
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    process: BaseProcess = CONTEXT.Process(target=_send_first_mistake, args=(sender, runs, built))
     try:
         process.start()
-        tell.close()
-        mistake = told.recv()
+        sender.close()
+        mistake = receiver.recv()
     except EOFError:
         raise RuntimeError("the process that checks the runs has died (out of memory?)") from None
     finally:
@@ -120,12 +120,12 @@ def check(plan: Plan) -> None:
         raise InputError(mistake)
 
 
-def _tell_first_mistake(tell: Connection, runs: list[PlannedRun], built: list[PlannedRun]) -> None:
+def _send_first_mistake(sender: Connection, runs: list[PlannedRun], built: list[PlannedRun]) -> None:
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        tell.send(first_mistake(runs, built))
+        sender.send(first_mistake(runs, built))
     except Exception as error:  # a fault of ours, or memory: the parent reports it
-        tell.send(error)
+        sender.send(error)
 
 
 def first_mistake(runs: list[PlannedRun], built: list[PlannedRun]) -> str:
@@ -142,7 +142,7 @@ def first_mistake(runs: list[PlannedRun], built: list[PlannedRun]) -> str:
 
 
 def _build(config: TrainConfig) -> None:
-    """Build a run and let it go; a named model is looked for, and a small policy stands in for it."""
+    """Build a run and drop it; a named model must be there, and a small policy stands in for it."""
     from oblrpo.objects import Objects
     from oblrpo.policy import stand_in
     from oblrpo.trainer.loop import Trainer
@@ -163,4 +163,4 @@ def how_it_ended(process: BaseProcess) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         return f"its process was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    return "its process was asked to stop" if code == STOPPED else f"its process ended with exit code {code}"
+    return "its process was stopped" if code == STOPPED else f"its process ended with exit code {code}"

@@ -14,7 +14,7 @@ from oblrpo.diagnosis.outages import Outages
 
 WINDOW = 10  # how many steps a mean is taken over, or rows where a log names no steps
 FEWEST = 3  # rows of a mean, where a row is the mean of several steps
-MOST = 512  # windows that are kept: of a longer run every second, then every fourth, and so on
+MOST_WINDOWS = 512  # windows that are kept: of a longer run every second, then every fourth, and so on
 SPARSE = 5_000  # rows from which on windows are looked at every thousandth of the run, and not after every row
 POOLED = 5 * WINDOW  # how many of the last values say how noisy one is, so that no window is quiet by luck
 JUMPS = 2  # the number of changes from one level to another that are no noise
@@ -60,7 +60,7 @@ class Column:
     lowest: float = math.inf
     highest: float = -math.inf
     means: dict[int, Mean] = field(default_factory=dict)
-    """Those of the last values that were asked for already, by their number."""
+    """Those of the last values that are computed already, by their number."""
 
     @property
     def last(self) -> list[tuple[int, float, float]]:
@@ -81,7 +81,7 @@ class Column:
             self.highest = value
         if self.count % (self.window * self.stride) == 0:
             self.windows.append(self.mean())
-            if len(self.windows) == MOST:
+            if len(self.windows) == MOST_WINDOWS:
                 self.stride *= 2
                 del self.windows[1::2]
 
@@ -97,24 +97,21 @@ class Column:
         self.means = {}
 
     def mean(self, width: int = 0) -> Mean:
-        """The mean of the last values, so many of them or all that there are; of a window where nothing is said.
+        """The mean of the last values, so many of them or all that there are; of a window where `width` is 0.
 
         With x_t the values, one of them has the variance mean (x_t - x_{t-1})^2 / 2, in which a slow course does not
         count. The greater of that of the window and that of the last 50 values is taken, of these without two jumps.
         """
         width = width or self.window
         if width not in self.means:
-            self.means[width] = self._mean(width)
+            last = self.last
+            taken = last[-width:]
+            values = [value for _, value, _ in taken]
+            spread = max(spread_of([value for _, value, _ in last], JUMPS), spread_of(values))
+            measured = math.hypot(*(stderr for *_, stderr in taken)) / len(taken)
+            stderr = max(spread / math.sqrt(len(taken)), measured)
+            self.means[width] = Mean(math.fsum(values) / len(taken), stderr, taken[0][0], taken[-1][0])
         return self.means[width]
-
-    def _mean(self, width: int) -> Mean:
-        last = self.last
-        taken = last[-width:]
-        values = [value for _, value, _ in taken]
-        spread = max(spread_of([value for _, value, _ in last], JUMPS), spread_of(values))
-        measured = math.hypot(*(stderr for *_, stderr in taken)) / len(taken)
-        stderr = max(spread / math.sqrt(len(taken)), measured)
-        return Mean(math.fsum(values) / len(taken), stderr, taken[0][0], taken[-1][0])
 
 
 def spread_of(values: list[float], jumps: int = 0) -> float:
@@ -141,7 +138,7 @@ class Facts:
     """Steps from one row to the next, of which a row is the mean."""
     unit: str = "step"
     """What rows are counted in: "row" where a log names no steps."""
-    whole: int = 0
+    row_count: int = 0
     """How many rows there are in all; 0: unknown."""
 
 
@@ -159,7 +156,7 @@ class Course:
         self.row: Mapping[str, float] = {}  # the newest, without what comes of rewards where all of them agree
         self.overflow = OVERFLOW
         self.step = self.rewarded = 0  # the newest, and how many rows have a reward
-        self.count = self.judged = 0  # of rows, and the newest step after which windows were looked at
+        self.count = self.compared = 0  # of rows, and the newest step after which windows were compared
         self.outages = Outages(self.facts.every, self.facts.unit)
         self.memory: dict[str, Any] = {}
         """What conditions remember between steps, by their names."""
@@ -170,7 +167,7 @@ class Course:
         self.step = int(numbers.get("step", self.step + 1))
         self.count += 1
         if self.count < SPARSE or self.count % (self.count // 1_000) == 0:
-            self.judged = self.step
+            self.compared = self.step
         self.rewarded += "reward" in numbers
         if not numbers.keys() <= self.columns.keys():
             self.columns |= {key: Column(self.window) for key in numbers if key not in self.columns}
@@ -245,11 +242,16 @@ class Course:
         return self.outages.solved is not None or STEADY <= self.reward_since(step) < math.inf
 
     @property
+    def bounded(self) -> bool:
+        """Whether all rewards so far lie between 0 and 1."""
+        rewards = self.columns.get("reward")
+        return rewards is not None and rewards.lowest >= 0 and rewards.highest <= 1
+
+    @property
     def solved(self) -> bool:
         """Whether rewards lie between 0 and 1, and nearly all of them are earned."""
-        column, now, alike = self.columns.get("reward"), self.now("reward"), self.outages.now
-        reward = now.value if now else alike.earned if alike else 0.0
-        return bool(column and column.lowest >= 0 and max(reward, column.highest) <= 1 and reward >= SOLVED)
+        now, alike = self.now("reward"), self.outages.now
+        return self.bounded and SOLVED <= (now.value if now else alike.earned if alike else 0.0) <= 1
 
 
 def finite(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""The diagnosis of a run that somebody's trainer has left, whole or so far."""
+"""The diagnosis of a run that somebody's trainer has left, complete or so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 from oblrpo import objects
 from oblrpo.diagnosis.course import Facts
-from oblrpo.diagnosis.of_rewards import same_reward
 from oblrpo.diagnosis.table import CONDITIONS
 from oblrpo.diagnosis.watch import Finding, Watch
 from oblrpo.errors import InputError
@@ -53,7 +52,7 @@ class Diagnosis:
     def of(cls, watch: Watch, source: str, ours: bool = False) -> Diagnosis:
         """What a watch has found."""
         found = watch.findings
-        notes = [f for f in found if not f.wrong and f.until >= watch.course.judged - watch.course.span]
+        notes = [f for f in found if not f.wrong and f.until >= watch.course.compared - watch.course.span]
         wrong = [f for f in found if f.wrong]
         course, unchecked = watch.course, watch.unchecked
         lacking = dict.fromkeys(key for keys in unchecked.values() for key in keys)
@@ -69,7 +68,7 @@ class Diagnosis:
     def verdict(self) -> str:
         """The sentence where nothing was found."""
         so_far = "" if self.steps >= self.enough else f" so far, in fewer than {self.enough} {self.unit}s"
-        unseen = ", as far as a log without a reward shows" if same_reward.name in self.unchecked else ""
+        unseen = ", as far as a log without a reward shows" if "same reward" in self.unchecked else ""
         return f"No problem found{so_far}{unseen}."
 
     def __str__(self) -> str:
@@ -152,7 +151,7 @@ def _given(run: Any) -> Rows | Path:
         listed = getattr(run, "to_dicts", getattr(run, "to_pylist", None))  # of polars, of Arrow
         run = listed() if callable(listed) else run
         if not isinstance(run, Mapping):
-            rows = Rows(row for _, row in objects.each_row(run, "run"))
+            rows = Rows(row for _, row in objects.rows_of(run, "run"))
         elif (entries := entries_of(run, "run")) is not None:
             rows = Rows(entries)
         else:
@@ -198,5 +197,5 @@ def facts_of_log(rows: Rows | Sequence[Mapping[str, Any]]) -> Facts:
         measured_rate=ours,
         every=max(1, median_low(between)) if between else 1,
         unit="row" if logged.counted else "step",
-        whole=len(rows),
+        row_count=len(rows),
     )

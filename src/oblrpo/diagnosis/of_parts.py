@@ -5,19 +5,11 @@ from __future__ import annotations
 import math
 import re
 
-from oblrpo.diagnosis.condition import Reading, condition
+from oblrpo.diagnosis.condition import Reading
 from oblrpo.diagnosis.course import SOLVED, STEADY, Course, Mean, spread_of
 from oblrpo.diagnosis.of_rewards import still
 
 
-@condition(
-    "reward", "eval/accuracy", threshold=0.05,
-    sentence="The reward {reward}, but held-out accuracy {accuracy}.",
-    cure=(
-        "Read completions: the reward can be earned without solving the task, or the training prompts are memorized. "
-        "Fix the reward, use more prompts, or stop where held-out accuracy was best."
-    ),
-)  # fmt: skip
 def reward_without_accuracy(run: Course) -> Reading | None:
     """The reward rises and held-out accuracy does not: reward hacking, or memorized prompts.
 
@@ -31,13 +23,13 @@ def reward_without_accuracy(run: Course) -> Reading | None:
     width, few = max(2, len(points) // 4), len(points) < 8  # which may be close to one another by luck
     level = max(abs(evaluated.lowest), abs(evaluated.highest))
     spread = max(spread_of([value for _, value, _ in points]), 0.1 * level * few)
-    late, worst, column = _mean(points[-width:], spread), None, run.columns["reward"]
-    if column.lowest >= 0 and column.highest <= 1 and now.value >= SOLVED:
-        since = max((mean.last for mean in column.windows if mean.value < SOLVED), default=0)
+    late, worst = _mean(points[-width:], spread), None
+    if run.bounded and now.value >= SOLVED:
+        since = max((mean.last for mean in run.columns["reward"].windows if mean.value < SOLVED), default=0)
         if len(paid := [point for point in points if point[0] > since]) >= 4:
-            held = _mean(paid, spread)
-            words = {"reward": f"is {now.value:.3f}", "accuracy": f"is {held.value:.3f}"}
-            worst = Reading(now.value / 2 - held.value, math.hypot(held.stderr, now.stderr / 2), held.first, words)
+            right = _mean(paid, spread)
+            words = {"reward": f"is {now.value:.3f}", "accuracy": f"is {right.value:.3f}"}
+            worst = Reading(now.value / 2 - right.value, math.hypot(right.stderr, now.stderr / 2), right.first, words)
     for end in range(width, len(points) - width + 1):
         early = _mean(points[end - width : end], spread)
         then = run.past("reward", early.last + run.span)[-1:]
@@ -72,11 +64,6 @@ def parts(run: Course) -> dict[str, Mean]:
 TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORECASE)
 
 
-@condition(
-    "rewards/*/mean", "reward", threshold=0.25,
-    sentence="{part} has fallen from {best:.2f} to {now:.2f} since {unit} {then}, while the total reward has risen.",
-    cure="The rest of the reward is earned at the task's expense: read completions, and fix or downweight it.",
-)  # fmt: skip
 def task_traded(run: Course) -> Reading | None:
     """The reward of the task falls, and that of something else makes up for it: reward hacking.
 
@@ -93,14 +80,6 @@ def task_traded(run: Course) -> Reading | None:
     return None
 
 
-@condition(
-    "rewards/*/mean", "reward", threshold=0.2,
-    sentence="{done} is saturated (mean {high:.2f}), but {open} is low (mean {low:.2f}) and does not rise.",
-    cure=(
-        "Only the task is left to learn, and the saturated reward hides it: drop that reward or lower its weight, or "
-        "choose prompts whose task is solved sometimes."
-    ),
-)  # fmt: skip
 def format_saturated(run: Course) -> Reading | None:
     """One of several rewards, often that of the format, is earned by nearly all completions; another is not learned.
 
@@ -112,9 +91,9 @@ def format_saturated(run: Course) -> Reading | None:
     for done, high in means.items():
         most, before = run.columns[f"rewards/{done}/mean"].highest, run.past(f"rewards/{done}/mean", high.first)
         for open_, low in means.items():
-            key, share = f"rewards/{open_}/mean", low.value / most if most > 0 else 1.0
-            if open_ == done or share > 0.5 or (found and 1 - share <= found.value):
+            if open_ == done or most <= 0 or (found and 1 - low.value / most <= found.value):
                 continue
+            key = f"rewards/{open_}/mean"
             constant = run.columns[key].lowest == run.columns[key].highest
             patient = math.ceil(LASTING / run.span) - 1 if constant else PATIENT
             past = before[-patient:]
@@ -122,7 +101,8 @@ def format_saturated(run: Course) -> Reading | None:
             slow = earned and not constant and still(run, PATIENT, key)
             if earned and (constant or (slow and slow.value >= 3 * slow.stderr)):
                 words = {"done": done, "high": high.value, "open": open_, "low": low.value}
-                found = Reading(1 - share, math.hypot(low.stderr, high.stderr) / most, (*past, high)[0].first, words)
+                noise = math.hypot(low.stderr, high.stderr) / most
+                found = Reading(1 - low.value / most, noise, (*past, high)[0].first, words)
     return found
 
 

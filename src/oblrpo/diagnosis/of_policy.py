@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import math
 
-from oblrpo.diagnosis.condition import SURE, TOO_LONG, Reading, changed, condition, log_ratio
+from oblrpo.diagnosis.condition import SURE, Reading, log_ratio
 from oblrpo.diagnosis.course import STALLED, STEADY, WINDOW, Course
 from oblrpo.diagnosis.of_rewards import silent
 
-ALL = 0.9  # the share of completions cut from which on none of them ends
+NEARLY_ALL = 0.9  # the share of completions cut from which on none of them ends
 NOTHING, AT_ONCE = (0.1, 0.9), (0.005, 0.98)  # next to no reward, and the share of silent prompts that means so
-GONE = 0.02  # nats a token
-FAR = 1.0  # nats a token
+NO_ENTROPY = 0.02  # nats a token: next to nothing is left to choose between
 
 
-@condition(
-    "entropy", "reward", threshold=math.log(10), turns="-learning_rate +temperature",
-    sentence="Entropy has collapsed: it is {now:.3g} nats per token, down from {then:.3g} around {unit} {step}.",
-    cure=(
-        "Completions of a prompt are nearly identical. Go back to an earlier checkpoint and make updates smaller "
-        "({shorten}), raise temperature or epsilon_high, or use more varied prompts."
-    ),
-)  # fmt: skip
 def entropy_collapsed(run: Course) -> Reading | None:
     """The policy has stopped exploring.
 
@@ -37,7 +28,7 @@ def entropy_collapsed(run: Course) -> Reading | None:
     high = max(past)
     reference = run.last_beyond("entropy", now, 10.0) or high
     rising = run.reward_since(reference.last) >= STALLED and not run.stalled_since(reference.last)
-    if rising and now.value > GONE:
+    if rising and now.value > NO_ENTROPY:
         return None
     reading, reward, agreed = log_ratio(high, now, now), run.now("reward"), silent(run, after_rise=False)
     share, row = run.columns.get("frac_reward_zero_std"), run.facts.every >= WINDOW  # is as long as a window
@@ -49,61 +40,6 @@ def entropy_collapsed(run: Course) -> Reading | None:
     return reading._replace(value=wider * reading.value, stderr=wider * reading.stderr)
 
 
-@condition(
-    "entropy", "reward", threshold=math.log(2), turns="-learning_rate",
-    sentence=(
-        "Entropy has exploded: it is {now:.3g} nats per token, up from {then:.3g} around {unit} {step}, and the reward "
-        "does not rise."
-    ),
-    cure="The policy drifts towards noise. " + TOO_LONG,
-)  # fmt: skip
-def entropy_exploded(run: Course) -> Reading | None:
-    """The policy writes ever more at random.
-
-    It looks like a mean entropy of twice its lowest or more, and half a nat above it, with no rise of the reward since.
-    """
-    reading = changed(run, "entropy", 0.5)
-    return reading if reading and reading.words["now"] - reading.words["then"] >= 0.5 else None
-
-
-@condition(
-    "completions/mean_length", "reward", threshold=math.log(2), turns="-max_completion_length",
-    sentence="Length runs away: {now:.0f} tokens, up from {then:.0f} around {unit} {step}; the reward has not risen.",
-    cure=(
-        "Read the longest completions: do they repeat themselves? Reward the answer and not the length, mask or "
-        "penalise truncated completions, or use a loss that does not favour length (dr_grpo, or a sum over tokens)."
-    ),
-)  # fmt: skip
-def length_runs_away(run: Course) -> Reading | None:
-    """Completions become longer, and no better.
-
-    It looks like a mean length of twice what it was, with no rise of the reward since. Length that brings reward is no
-    illness.
-    """
-    return changed(run, "completions/mean_length", 0.5)
-
-
-@condition(
-    "completions/mean_length", "reward", threshold=math.log(2), turns="-learning_rate",
-    sentence="Length shrinks: {now:.0f} tokens, down from {then:.0f} around {unit} {step}; the reward has not risen.",
-    cure="Read some completions: is the answer still there? Check what the reward gives an empty one. " + TOO_LONG,
-)  # fmt: skip
-def length_shrinks(run: Course) -> Reading | None:
-    """Completions become shorter, and no better.
-
-    It looks like a mean length of half of what it was or less, with no rise of the reward since.
-    """
-    return changed(run, "completions/mean_length", 2.0)
-
-
-@condition(
-    "reward", "entropy", threshold=1, rows=True, turns="-learning_rate",
-    sentence=(
-        "The policy has collapsed: since {unit} {first} every completion gets reward {earned}, and {what} is {now:.3g} "
-        "where it was {then:.3g} around {unit} {step}."
-    ),
-    cure="A broken reward alone does not do that. " + TOO_LONG,
-)  # fmt: skip
 def policy_collapsed(run: Course) -> Reading | None:
     """The policy has lost all that it could do at once, and has become another.
 
@@ -138,14 +74,6 @@ SHOWS = {"entropy": ("entropy", 0.1, 4 / 3, 2.0), "completions/mean_length": ("l
 much or as little is another."""
 
 
-@condition(
-    "completions/clipped_ratio", "reward", threshold=ALL, turns="+max_completion_length",
-    sentence="From the first step on {value:.0%} of the completions are truncated, with next to no reward.",
-    cure=(
-        "They reach no answer: raise max_completion_length. If no length is enough, answers have no end: use the "
-        "model's chat template, and a token that ends a turn."
-    ),
-)  # fmt: skip
 def all_truncated(run: Course) -> Reading | None:
     """Every completion is cut at the limit before it has an answer: nothing can be earned.
 
@@ -159,22 +87,16 @@ def all_truncated(run: Course) -> Reading | None:
         return None
     begun, first = run.memory.setdefault("all_truncated", (value, run.step))
     now, reward, share = (run.now(each, run.rows(5)) for each in (key, "reward", "frac_reward_zero_std"))
-    if begun < ALL or now is None or run.solved:
+    if begun < NEARLY_ALL or now is None or run.solved:
         return None
     nothing = run.outages.lasts
     if rewards and reward and not nothing and (not rewards.windows or reward.above(rewards.windows[0]) < STALLED):
         late = run.now("reward") if rewards.count >= run.long else None
         least, silenced = NOTHING if late and late.above(rewards.windows[0]) < 1 else AT_ONCE
-        usual = rewards.lowest >= 0 and rewards.highest <= 1
-        nothing = reward.value <= least if usual else share is not None and share.value >= silenced
+        nothing = reward.value <= least if run.bounded else share is not None and share.value >= silenced
     return Reading(now.value, 0.0, first, {}) if nothing else None
 
 
-@condition(
-    "completions/clipped_ratio", "reward", threshold=0.25, turns="+max_completion_length",
-    sentence="{value:.0%} of the completions are truncated at the length limit and scored as they are.",
-    cure="Raise max_completion_length, or mask truncated completions (TRL: mask_truncated_completions).",
-)  # fmt: skip
 def truncation(run: Course) -> Reading | None:
     """Completions are cut before they end, and earn what half an answer earns.
 
@@ -185,7 +107,7 @@ def truncation(run: Course) -> Reading | None:
     if now is None:
         return None
     past = run.past("completions/clipped_ratio", now.first)
-    if not past or min(past[0].value, now.value) >= ALL or run.solved:
+    if not past or min(past[0].value, now.value) >= NEARLY_ALL or run.solved:
         return None
     grown = min(past).value <= 0.1
     then = run.last_beyond("completions/clipped_ratio", now, 0.5) or past[0]
@@ -194,61 +116,16 @@ def truncation(run: Course) -> Reading | None:
     return Reading(now.value, now.stderr, now.first, {})
 
 
-@condition(
-    "kl", "reward", threshold=math.log(3), turns="-learning_rate",
-    sentence=(
-        "The policy runs away from its reference: the KL penalty's term is {now:.3g} nats per token, up from "
-        "{then:.3g} around {unit} {step}."
-    ),
-    cure="Make updates smaller ({shorten}), raise beta, or go back to an earlier checkpoint.",
-)  # fmt: skip
-def kl_runs_away(run: Course) -> Reading | None:
-    """The policy moves away from its reference and gets nothing for it.
-
-    It looks like a mean `kl` of three times what it was, above 0.3 nats a token, with no rise of the reward since;
-    above 1 nat a token whatever the reward does.
-    """
-    now = run.now("kl")
-    if now is None or now.value < 0.3:
-        return None
-    return changed(run, "kl", 1 / 3, enough=3.0 if now.value >= FAR else math.inf)
-
-
-@condition(
-    "clip_ratio/region_mean", threshold=0.25, turns="-learning_rate",
-    sentence="{value:.0%} of the tokens are clipped, and no longer contribute to the updates.",
-    cure="Make fewer updates per batch (num_iterations, steps_per_generation), or smaller ones: {shorten}.",
-)  # fmt: skip
-def clipping(run: Course) -> Reading | None:
-    """Updates go so far that the ratio leaves out much of the batch.
-
-    It looks like a mean `clip_ratio/region_mean` above a quarter.
-    """
-    now = run.now("clip_ratio/region_mean")
-    return Reading(now.value, now.stderr, now.first, {}) if now else None
-
-
-@condition(
-    "sampling/sampling_logp_difference/mean", threshold=1.0, turns="-max_completion_length",
-    sentence=(
-        "Sampler and trainer disagree: their log-probabilities of {what} differ by {apart:.2g} nats on average"
-        "{bias}"
-    ),
-    cure=(
-        "Bring the two closer (same weights, same dtype, vllm_args), shorten completions, or correct for it "
-        "(sampler_correction truncated; TRL: vllm_importance_sampling_correction)."
-    ),
-)  # fmt: skip
 def sampler_mismatch(run: Course) -> Reading | None:
     """The sampler draws from another policy than the one that is trained.
 
     It looks like a mean |log pi - log sampler| of two steps above 0.1 nats a completion where nothing corrects it,
     above 1 nat where importance weights do, and above 0.05 nats a token where only that is logged.
     """
-    whole, token = "sampling/sequence_logp_difference/mean", "sampling/sampling_logp_difference/mean"
+    per_completion, per_token = "sampling/sequence_logp_difference/mean", "sampling/sampling_logp_difference/mean"
     corrected = run.facts.corrects_sampler
-    key = whole if whole in run.columns else token
-    limit = (1.0 if corrected else 0.1) if key == whole else 0.05
+    key = per_completion if per_completion in run.columns else per_token
+    limit = (1.0 if corrected else 0.1) if key == per_completion else 0.05
     now = run.now(key, 2)
     if now is None:
         return None
@@ -256,5 +133,5 @@ def sampler_mismatch(run: Course) -> Reading | None:
     bias = "." if truncated is None else f", and {truncated:.0%} of the importance weights are truncated, a bias."
     if corrected is False:
         bias = ", and nothing corrects for it: the gradient is biased."
-    what = "completions" if key == whole else "tokens"
+    what = "completions" if key == per_completion else "tokens"
     return Reading(now.value / limit, now.stderr / limit, now.first, {"what": what, "apart": now.value, "bias": bias})

@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 
-from oblrpo.diagnosis.condition import SURE, TOO_LONG, Reading, condition, log_ratio
+from oblrpo.diagnosis.condition import SURE, Reading, log_ratio
 from oblrpo.diagnosis.course import STALLED, WINDOW, Course
 
+MANY_WINDOWS = 8  # of which the best is not believed
+NEEDED_RISE = 0.25  # of what rewards of a prompt spread
+PATIENCE = 10  # windows after which a reward that has not risen is wrong
 
-@condition(
-    "reward", threshold=1, updated=True, rows=True, turns="-learning_rate",
-    sentence="Nothing to learn from: every completion got the same reward, {earned}.",
-    cure=(
-        "Check the reward: score some of these completions by hand. If it is right, and rewards differed before, "
-        "updates were too large: {shorten}. If they never did, choose other prompts, raise num_generations, or start "
-        "with supervised learning."
-    ),
-)  # fmt: skip
+
 def same_reward(run: Course) -> Reading | None:
     """Every completion earns the same, whatever it says: what scores them is down or broken, or prompts are too hard.
 
@@ -34,11 +29,6 @@ def same_reward(run: Course) -> Reading | None:
     return reading
 
 
-@condition(
-    "reward", threshold=1, updated=True, wrong=False, rows=True,
-    sentence="Every completion has had reward {earned}, the most seen so far, since {unit} {since}.",
-    cure="Stop here, or continue with harder prompts. If more can be earned, reward the steps towards it.",
-)  # fmt: skip
 def solved(run: Course) -> Reading | None:
     """The task is learned: all completions earn the most.
 
@@ -50,14 +40,6 @@ def solved(run: Course) -> Reading | None:
     return Reading(1, 0.0, now.first, words) if now else None
 
 
-@condition(
-    "reward", threshold=100, rows=True,
-    sentence=(
-        "An outlying reward: the mean of {unit} {step} was {now:.3g}; in the {many} before it was between {low:.3g} "
-        "and {high:.3g}."
-    ),
-    cure="Find the completion that got it, and fix or clip the reward: it dominates that step's gradient.",
-)  # fmt: skip
 def outlying_reward(run: Course) -> Reading | None:
     """A single completion earns far more, or far less, than any before.
 
@@ -80,14 +62,6 @@ def outlying_reward(run: Course) -> Reading | None:
     return Reading(run.facts.every * far / scale, 0.0, run.step, words)  # one of the row's steps
 
 
-MANY = 8  # windows of which the best is not believed
-
-
-@condition(
-    "reward", threshold=0.3, turns="-learning_rate",
-    sentence="The reward has fallen: its mean over {window} is {now:.3f}, down from {best:.3f} around {unit} {then}.",
-    cure=TOO_LONG,
-)  # fmt: skip
 def reward_fell(run: Course) -> Reading | None:
     """The policy has lost what it could do.
 
@@ -101,7 +75,7 @@ def reward_fell(run: Course) -> Reading | None:
         past = [first, *past]
     if now is None or not past:
         return None
-    best = sorted(past)[-2 if len(past) >= MANY else -1]  # the very best of many is the luckiest
+    best = sorted(past)[-2 if len(past) >= MANY_WINDOWS else -1]  # the very best of many is the luckiest
     gained = best.value - min(mean.value for mean in past if mean.last <= best.last)
     level = abs(best.value)
     scale = max(level, gained) if not 0.3 * level <= gained <= level else min(level, gained / 0.6)
@@ -120,7 +94,7 @@ def used_up(run: Course) -> bool:
     begun, best = column.windows[0], max(column.windows)
     if best.above(begun) < SURE:
         return False
-    if column.lowest >= 0 and column.highest <= 1:
+    if run.bounded:
         return best.value >= 0.75
     most = max((mean.value for mean in spread.windows), default=0.0) if spread else abs(begun.value)
     return best.value - begun.value >= 1.1 * most
@@ -133,45 +107,8 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
         return None
     if not run.stalled_since(share.first - 4 * run.span) or after_rise != used_up(run):
         return None
-    column, easy = run.columns["reward"], "easy" if reward.value >= 0.5 else "hard"
-    which = easy if column.lowest >= 0 and column.highest <= 1 else "easy or too hard"
-    words = {"reward": reward.value, "which": which}
-    return Reading(share.value, share.stderr, share.first, words)
-
-
-@condition(
-    "frac_reward_zero_std", "reward", healthy=0.5, threshold=0.7,
-    sentence=(
-        "All completions of {value:.0%} of the prompts got the same reward over {long}, and gave no gradient: these "
-        "prompts are too {which} (mean reward {reward:.2f})."
-    ),
-    cure=(
-        "Choose prompts that are solved sometimes, raise num_generations, or use a baseline that looks across prompts "
-        "(oblr_shrunk)."
-    ),
-)  # fmt: skip
-def silent_groups(run: Course) -> Reading | None:
-    """Most prompts give no gradient: all their completions earn the same.
-
-    It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps, after 60 or more, while the reward has stopped
-    rising, or never rose, short of what there is to learn. A reward below one half says that prompts are too hard,
-    above that they are too easy. A baseline that looks across prompts learns from them all the same.
-    """
-    return silent(run, after_rise=False)
-
-
-@condition(
-    "frac_reward_zero_std", "reward", healthy=0.5, threshold=0.7, wrong=False,
-    sentence="Prompts are used up: the reward has risen to {reward:.2f}, and {value:.0%} of them give no gradient now.",
-    cure="Stop here, or continue with harder prompts.",
-)  # fmt: skip
-def prompts_used_up(run: Course) -> Reading | None:
-    """The task is learned as far as these prompts teach it.
-
-    It looks like a mean `frac_reward_zero_std` above 0.7 after the reward has risen to 0.75 or more (by more than
-    rewards of a prompt ever spread, where they are not between 0 and 1), and has stopped rising. Nothing is wrong.
-    """
-    return silent(run, after_rise=True)
+    which = "easy or too hard" if not run.bounded else "easy" if reward.value >= 0.5 else "hard"
+    return Reading(share.value, share.stderr, share.first, {"reward": reward.value, "which": which})
 
 
 def still(run: Course, fewest: int, key: str = "reward") -> Reading | None:
@@ -189,7 +126,7 @@ def still(run: Course, fewest: int, key: str = "reward") -> Reading | None:
     rise, stderr = slope * (n - 1), noise / math.sqrt(squares) * (n - 1)
     spread, top = run.now(key.replace("/mean", "/std")) if key != "reward" else None, run.columns.get("reward_max")
     spread = spread or run.now("reward_std")
-    needed = NEEDED * (spread.value if spread else abs(windows[0].value) or (top.highest if top else 0.0))
+    needed = NEEDED_RISE * (spread.value if spread else abs(windows[0].value) or (top.highest if top else 0.0))
     best = max(windows)
     risen = best.value - windows[0].value >= needed and best.above(windows[0]) >= SURE  # once, and a line shows no step
     if not needed > 0 or risen or (rise > 0 and rise >= STALLED * stderr):
@@ -202,56 +139,17 @@ def still(run: Course, fewest: int, key: str = "reward") -> Reading | None:
     return Reading(needed - rise, stderr, windows[0].first, words | {"patience": patience})
 
 
-NOT_RISEN = (
-    "The reward has not risen in {steps}: it changed by {rise:+.3f} +- {margin:.3f}, and a rise of {needed:.2f} would "
-    "have shown above the noise.{patience}"
-)
-
-
-@condition(
-    "reward", threshold=0.0, sure=3.0, turns="+learning_rate",
-    sentence=NOT_RISEN,
-    cure=(
-        "Check that the reward can be earned at all, and choose prompts that are solved sometimes. If entropy and KL "
-        "do not move either, raise learning_rate, or let schedule auto measure it."
-    ),
-)  # fmt: skip
-def no_progress(run: Course) -> Reading | None:
-    """Nothing is learned, and noise does not explain that.
-
-    It looks like a line through the rewards of all steps that has not risen, in 100 steps or more, by a quarter of
-    what rewards of a prompt spread (of their size where that is not known), surely. A run whose noise hides such a rise
-    is too short to say. Where the mean of each step is 0 (the lowest reward, where it is known), as
-    that of rare successes is when it is rounded to 0.000, 20 steps will do.
-    """
-    return still(run, ENOUGH)
-
-
-@condition(
-    "reward", threshold=0.0, sure=3.0, wrong=False,
-    sentence=NOT_RISEN,
-    cure="It is too early to say: wait for {enough}.",
-)  # fmt: skip
 def no_progress_yet(run: Course) -> Reading | None:
     """Nothing is learned so far, and noise does not explain that.
 
     It looks like the condition before, in 40 steps or more, and fewer than 100. Many runs begin so.
     """
     column = run.columns.get("reward")
-    reading = still(run, 4) if column and column.count < ENOUGH * run.window else None
-    words = {"enough": run.said(ENOUGH * run.window)}
+    reading = still(run, 4) if column and column.count < PATIENCE * run.window else None
+    words = {"enough": run.said(PATIENCE * run.window)}
     return reading._replace(words=reading.words | words) if reading and reading.stderr else None
 
 
-NEEDED = 0.25
-ENOUGH = 10  # windows after which a reward that has not risen is wrong
-
-
-@condition(
-    "reward_std", "reward", threshold=math.log(5), turns="+temperature",
-    sentence="Rewards of a prompt hardly differ: their spread is {now:.3g}, down from {then:.3g} around {unit} {step}.",
-    cure="Advantages are close to 0: choose other prompts, or raise temperature or num_generations.",
-)  # fmt: skip
 def rewards_agree(run: Course) -> Reading | None:
     """Completions of a prompt earn more and more the same, before the task is solved.
 
@@ -266,11 +164,6 @@ def rewards_agree(run: Course) -> Reading | None:
     return None if run.solved or used_up(run) else log_ratio(high, now, now)
 
 
-@condition(
-    "completions/masked_ratio", threshold=0.1, rows=True,
-    sentence="{value:.0%} of the completions of {many} have no reward.{update}",
-    cure="Check the reward function's errors.",
-)  # fmt: skip
 def rewards_missing(run: Course) -> Reading | None:
     """The reward function fails on many completions, which are left out of everything.
 

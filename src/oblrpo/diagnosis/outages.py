@@ -21,7 +21,7 @@ WAKE = 20  # steps after an outage whose alarms are laid to it: ten, and those w
 ROUNDING = 1e-6  # of a reward
 NEAR = 0.1  # the share of a range in which two rewards are near one another
 FEW = 3  # steps whose mean is near, or not
-HIGH = 0.9  # the held-out accuracy of a solved task
+SOLVED_ACCURACY = 0.9  # the held-out accuracy of a solved task
 SHOWN = 3  # ranges of steps that a sentence names
 
 OF_POLICY = ("step", "entropy", "kl", "completions/", "clip_ratio/", "sampling/", "skipped", "frac_prompts_masked")
@@ -89,15 +89,15 @@ class Stretch:
         return f"every completion of the last {self.steps} steps got reward {self.figure}: check the reward"
 
     def evaluated(self, accuracy: float, margin: float, lowest: float) -> None:
-        """Judge by held-out accuracy whether the task is solved; `lowest` is that of all evaluations before.
+        """Decide by held-out accuracy whether the task is solved; `lowest` is that of all evaluations before.
 
         Where rewards jumped, an accuracy that is exactly what they are may come of the same fault.
         """
         copied = self.rise < math.inf and not margin and math.isclose(accuracy, self.earned, rel_tol=ROUNDING)
         if self.risen:
-            self.solved = accuracy + margin >= min(HIGH, lowest + self.rise / 4)
-        elif self.rise and self.earned >= HIGH and not copied:
-            self.solved = accuracy + margin >= HIGH
+            self.solved = accuracy + margin >= min(SOLVED_ACCURACY, lowest + self.rise / 4)
+        elif self.rise and self.earned >= SOLVED_ACCURACY and not copied:
+            self.solved = accuracy + margin >= SOLVED_ACCURACY
 
 
 def come_to(earned: float, columns: Mapping[str, Column]) -> tuple[float, bool]:
@@ -112,8 +112,8 @@ def come_to(earned: float, columns: Mapping[str, Column]) -> tuple[float, bool]:
     if rise <= 0 or earned < most - ROUNDING * abs(most):
         return 0.0, False
     values = [value for _, value, _ in rewards.last][-FEW:]
-    whole = earned if rewards.lowest >= 0 and earned <= 1 else rise / 2
-    near = earned - math.fsum(values) / len(values) <= NEAR * whole
+    scale = earned if rewards.lowest >= 0 and earned <= 1 else rise / 2
+    near = earned - math.fsum(values) / len(values) <= NEAR * scale
     paced = earned - values[-1] <= (values[-1] - values[0]) / FEW
     return rise, (near or paced) and (not spreads or not spreads.count or spreads.last[-1][1] <= spreads.highest / 2)
 
@@ -183,7 +183,7 @@ class Outages:
             lowest, margin = columns["eval/accuracy"].lowest, 2 * row.get("eval/accuracy_stderr", 0.0)
             self.now.evaluated(row["eval/accuracy"], margin, lowest)
         if self.now and self.now.long:
-            self._judge(self.now, step, columns)
+            self._decide(self.now, step, columns)
         elif not hidden:
             return row
         finite = not left_out(row)  # else `skipped` does not mean that something was not finite
@@ -198,7 +198,7 @@ class Outages:
         needed = max(ROWS, round(math.log(CHANCE) / math.log(usual)))
         return Stretch(reward, step, needed, rise, max(ROWS_PLAIN, math.ceil(PLAIN / self.every)), risen or again)
 
-    def _judge(self, now: Stretch, step: int, columns: Mapping[str, Column]) -> None:
+    def _decide(self, now: Stretch, step: int, columns: Mapping[str, Column]) -> None:
         """Report a stretch that is no chance after this step, and take it out of means."""
         if now.over < 0:
             for column in (column for key, column in columns.items() if not key.startswith(OF_POLICY)):

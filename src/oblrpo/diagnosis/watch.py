@@ -9,19 +9,15 @@ from typing import Any
 
 from oblrpo.diagnosis.condition import Condition, Reading
 from oblrpo.diagnosis.course import Course, Facts
-from oblrpo.diagnosis.of_parts import format_saturated, reward_without_accuracy, task_traded
-from oblrpo.diagnosis.of_policy import all_truncated
-from oblrpo.diagnosis.of_rewards import no_progress, outlying_reward, rewards_agree, same_reward, silent_groups
-from oblrpo.diagnosis.of_updates import not_finite
 from oblrpo.diagnosis.outages import WAKE
-from oblrpo.diagnosis.table import BRINGS, CONDITIONS
+from oblrpo.diagnosis.table import CONDITIONS
 
 EACH_ROW = [condition for condition in CONDITIONS if condition.rows]
-STALLS = {all_truncated, silent_groups, rewards_agree, format_saturated, no_progress}
+STALLS = {"all truncated", "silent groups", "rewards agree", "format saturated", "no progress"}
 """What is dropped when the reward has risen since: slow runs begin like that."""
-PASSING = (outlying_reward, not_finite)
+PASSING = ("outlying reward", "not finite")
 """The conditions that explain what is found while they hold and soon after, and nothing later."""
-PAID = (reward_without_accuracy, task_traded, format_saturated)
+PAID = ("reward without accuracy", "task traded", "format saturated")
 """The conditions in which completions come to earn the most: they explain no outage in which they earn less."""
 EARLY = 3
 """Windows by which what comes with a cause may show before it: a gradient grows before a reward falls."""
@@ -111,10 +107,10 @@ class Watch:
 
     def observe(self, row: Mapping[str, Any]) -> list[Finding]:
         """Take the next step, and return what is found in it for the first time, and follows from nothing else."""
-        before, judged = self.course.step, self.course.judged
+        before, compared = self.course.step, self.course.compared
         self.course.add(row)
         new, step = [], self.course.step
-        for condition in CONDITIONS if self.course.judged == step else EACH_ROW:
+        for condition in CONDITIONS if self.course.compared == step else EACH_ROW:
             reading, known = condition.statistic(self.course), self.found.get(condition.name)
             if reading is None or not condition.holds(reading):
                 if known and condition.updated:
@@ -122,7 +118,7 @@ class Watch:
                 continue
             if known and known.reading is reading:
                 continue
-            if known and not condition.updated and not self._again(known, before if condition.rows else judged):
+            if known and not condition.updated and not self._again(known, before if condition.rows else compared):
                 known.until = step
                 continue
             words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
@@ -138,20 +134,20 @@ class Watch:
 
     def _passing(self, found: Finding, step: int = 0) -> bool:
         """Whether something that passes, such as an outage, explains what is found, in that step or when it was."""
-        passing = (self.found[each.name] for each in (same_reward, *PASSING) if each.name in self.found)
+        passing = (self.found[name] for name in ("same reward", *PASSING) if name in self.found)
         return any(self._explains(each, found, step) for each in passing)
 
     def _explains(self, cause: Finding, found: Finding, step: int = 0) -> bool:
         """Whether a cause brings along what is found, in that step or when it was: by the table, and by its time."""
         step = step or found.found
-        if found.condition not in BRINGS.get(cause.condition, ()):
+        if found.name not in cause.condition.brings:
             return False
-        if cause.condition is same_reward:
+        if cause.name == "same reward":
             return self.course.outages.explain(step)
-        if found.condition is same_reward and cause.condition in PAID and not self.course.outages.paid:
+        if found.name == "same reward" and cause.name in PAID and not self.course.outages.paid:
             return False
         in_time = cause.found <= step <= cause.until + self.course.rows(WAKE, 6) * self.facts.every
-        if cause.condition in PASSING:
+        if cause.name in PASSING:
             return in_time
         if CONDITIONS.index(cause.condition) > CONDITIONS.index(found.condition):  # then it is to be found long before
             return in_time and not self._explains(found, cause)
@@ -171,7 +167,7 @@ class Watch:
         That is what it explains, and what one would cure by turning back what it turns.
         """
         found = [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
-        left = [each for each in found if each.condition not in STALLS or not self.course.risen_since(each.until)]
+        left = [each for each in found if each.name not in STALLS or not self.course.risen_since(each.until)]
         causes: list[Finding] = []
         for each in left:
             each.follows = []

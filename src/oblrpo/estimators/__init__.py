@@ -1,27 +1,24 @@
 """The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, ledger, schedule."""
 
-from oblrpo.estimators.advantages import NORMALISATIONS, SMALLEST_GROUP, WEIGHTINGS, advantages
+from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS, advantages, differ, headroom
 from oblrpo.estimators.assumption import depends_on_own_output
-from oblrpo.estimators.baselines import baseline, kl_in_reward
-from oblrpo.estimators.inputs import baseline_inputs
+from oblrpo.estimators.baselines import baseline, baseline_inputs, kl_in_reward
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
 from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, own_norm2, squared_norm
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.ratios import ratio_weights
-from oblrpo.estimators.rules import differ, headroom
-from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
+from oblrpo.estimators.schedule import SNRSchedule
 from oblrpo.tables.baselines import BASELINES, Baseline
 from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
+from oblrpo.tables.schedules import SCHEDULES
 
 __all__ = [
     "BASELINES",
     "NORMALISATIONS",
     "ONE_IN",
     "RATIOS",
-    "RULES",
-    "SCHEDULE_MODES",
-    "SMALLEST_GROUP",
+    "SCHEDULES",
     "WEIGHTINGS",
     "Baseline",
     "Bounds",

@@ -1,11 +1,12 @@
 """From reward minus baseline to the coefficient of each output's score: normalisations and loss weightings.
 
-An algorithm is a baseline, one of these of each kind, and a schedule; see `oblrpo.algorithms`. The divisor of a
-normalisation depends on the rewards, so that the gradient is that of another objective.
+An algorithm is a baseline, one of these of each kind, a schedule and a ratio: `oblrpo.tables.algorithms`. The divisor
+of a normalisation depends on the rewards, so that the gradient is that of another objective.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,6 +24,38 @@ def advantages(rewards_PG: Tensor, baseline: Tensor, valid_PG: Tensor | None = N
     if baseline.ndim == 3:
         rewards_PG, valid_PG = rewards_PG[..., None], None if valid_PG is None else valid_PG[..., None]
     return rewards_PG - baseline if valid_PG is None else torch.where(valid_PG.bool(), rewards_PG - baseline, 0)
+
+
+def differ(rewards_PG: Tensor, valid_PG: Tensor) -> bool:
+    """Whether any reward that counts differs from another by more than float32 rounds; if none does, no step is made.
+
+    Scores have the mean 0, so that what a batch of equal rewards says is all but noise: what a baseline remembers of
+    other batches times the mean score. With rewards of 0 and 1, 1 with the chance p, and a remembered b, leaving such
+    batches out takes the share P(all 0) b / (1 - p) + P(all 1) (1 - b) / p off the gradient's mean. Where b is what the
+    policy earns that is less than p, or 1 - p; with a baseline of the group alone it is 0.
+
+    Args:
+        rewards_PG: the rewards F.
+        valid_PG: which outputs count.
+    """
+    rewards_N = rewards_PG[valid_PG].double()
+    return bool(rewards_N.max() - rewards_N.min() > 1e-6 * rewards_N.abs().max()) if len(rewards_N) else False
+
+
+def headroom(rewards_PG: Tensor, valid_PG: Tensor) -> float:
+    """The least nats an output by which a policy must move to earn all that is left: (max F - mean F)^2 / (2 Var F).
+
+    J(pi') - J(pi) = E[F (pi'/pi - 1)] is at most sd(F) sqrt(E[(pi'/pi - 1)^2]), about sd(F) sqrt(2 KL), and there is
+    no more to gain than the best reward of the batch less its mean. Where one output of n fails and the others earn
+    all there is, it is 1 / (2 (n - 1)); where one succeeds, (n - 1) / 2. It is infinite where all rewards are equal.
+
+    Args:
+        rewards_PG: the rewards F.
+        valid_PG: which outputs count.
+    """
+    rewards_N = rewards_PG[valid_PG].double()
+    left, variance = float(rewards_N.max() - rewards_N.mean()), float(rewards_N.var(correction=0))
+    return left**2 / (2 * variance) if variance else math.inf
 
 
 def unnormalised(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
@@ -72,9 +105,6 @@ NORMALISATIONS: dict[str, Callable[..., Tensor]] = {
     "batch_std": batch_std,
 }
 """The divisors of advantages by name: functions of the whole batch's rewards and, if given, of which of them count."""
-
-SMALLEST_GROUP = {"group_std": 2}
-"""The fewest valid outputs of a prompt that a normalisation compares, where that is more than 1."""
 
 
 def per_sequence(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:

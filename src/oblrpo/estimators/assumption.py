@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from oblrpo.estimators.baselines import baseline
-from oblrpo.estimators.inputs import random_inputs
+from oblrpo.estimators.baselines import baseline, baseline_inputs
 
 
 def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: int = 4, tokens: int = 5) -> bool:
@@ -32,3 +32,16 @@ def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: i
         if not torch.equal(baseline(name, **changed)[p, j], before[p, j]):
             return True
     return False
+
+
+def random_inputs(prompts: int, outputs: int, tokens: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """All inputs of every baseline, drawn at random on the CPU in float64, with outputs of 1 to `tokens` tokens."""
+    shape = (prompts, outputs)
+
+    def rand(*size: int) -> Tensor:
+        return torch.rand(*size, generator=generator, dtype=torch.float64, device="cpu")
+
+    lengths_PG = torch.randint(1, tokens + 1, shape, generator=generator, device="cpu")
+    norm2_PG, logit_norm2_PGT = rand(*shape), rand(*shape, tokens)
+    mask_PGT = (torch.arange(tokens, device="cpu") < lengths_PG[..., None]).double()
+    return baseline_inputs(mask_PGT, norm2_PG, logit_norm2_PGT)

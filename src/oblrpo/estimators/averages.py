@@ -35,9 +35,8 @@ class _Average:
 
     def add(self, signal2: float, trace_cov: float, spared: float) -> None:
         once = (1.0, signal2, trace_cov, spared)
-        twice = (signal2**2, signal2 * trace_cov, trace_cov**2)
-        decays = [self.decay] * 4 + [self.decay**2] * 3
-        self.sums = [keep * old + new for keep, old, new in zip(decays, self.sums, once + twice, strict=True)]
+        for place, new in enumerate((*once, signal2**2, signal2 * trace_cov, trace_cov**2)):
+            self.sums[place] = (self.decay if place < len(once) else self.decay**2) * self.sums[place] + new
 
     @property
     def ratio(self) -> float:
@@ -98,7 +97,7 @@ class MomentAverage:
         self._foretold = SCALE_MEMORY * self.scale + (1 - SCALE_MEMORY) * own
         self._count += 1
         for average in self._averages:
-            average.add(*(each / self.scale for each in (batch.signal2, batch.trace_cov, batch.spared)))
+            average.add(batch.signal2 / self.scale, batch.trace_cov / self.scale, batch.spared / self.scale)
 
     @property
     def _taken(self) -> int:

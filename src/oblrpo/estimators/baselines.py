@@ -5,7 +5,8 @@ changes its variance only. In-sample baselines do depend on it: they are biased,
 -E[w (F - b*) s] / (G E w).
 
 P prompts, G outputs a prompt, T tokens. Every function takes rewards_PG and valid_PG (1 for outputs that count, 0 for
-masked ones and for the padding of smaller groups) and returns (P, G); `otb` returns (P, G, T).
+masked ones and for the padding of smaller groups) and returns (P, G); `otb` returns (P, G, T). Whether each is biased,
+what it needs and where it is from is in `oblrpo.tables.baselines`.
 """
 
 from __future__ import annotations
@@ -21,42 +22,31 @@ from oblrpo.tables.baselines import BASELINES, Baseline
 
 
 def none(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """No baseline: b_j = 0. It is unbiased. Source: Williams 1992 (REINFORCE)."""
+    """No baseline: b_j = 0."""
     return torch.zeros_like(rewards_PG)
 
 
 def mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """The mean reward of the group, the output itself included: b_j = mean_i F_i. It is biased in scale.
-
-    The gradient is (G - 1) / G times that of RLOO. Sources: Shao et al. 2024 (GRPO), arXiv 2402.03300; without its
-    normalisations Liu et al. 2025 (Dr. GRPO), arXiv 2503.20783.
-    """
+    """b_j = mean_i F_i, the output itself included: the gradient is (G - 1) / G times that of RLOO."""
     return _weighted_mean(rewards_PG, valid_PG)
 
 
 def batch_mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """The mean of all rewards of the batch, which is biased in scale.
-
-    Source: Hu et al. 2025 (REINFORCE++), arXiv 2501.03262.
-    """
+    """The mean of all rewards of the batch."""
     return (rewards_PG * valid_PG).sum() / valid_PG.sum().clamp(min=1) * torch.ones_like(rewards_PG)
 
 
 def rloo(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """The mean reward of the group's other outputs: b_j = mean_{i != j} F_i, and 0 for a lone output. It is unbiased.
-
-    Source: Ahmadian et al. 2024, arXiv 2402.14740.
-    """
+    """b_j = mean_{i != j} F_i, and 0 for a lone output."""
     return mean_of_others(rewards_PG, valid_PG)
 
 
 def js(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """RLOO's baseline shrunk towards the mean of the other prompts, as James and Stein do. It is unbiased.
+    """b_j = (1 - l) mean_{i != j} F_i + l mean of the other prompts, with l = (n - 1) / n v / (v + s) for n prompts.
 
-    The formula is b_j = (1 - l) mean_{i != j} F_i + l mean of the other prompts, with l = (n - 1) / n v / (v + s) for n
-    prompts. Here v is the mean of the variances of the other prompts' leave-one-out means, and s is the variance of the
+    Here v is the mean of the variances of the other prompts' leave-one-out means, and s is the variance of the
     other prompts' means less what their own noise explains (not below 0). With fewer than two other prompts l = 0; an
-    output that is alone in its group has l = 1. Source: arXiv 2511.03710.
+    output that is alone in its group has l = 1.
     """
     count_P1 = valid_PG.sum(1, keepdim=True)
     mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / count_P1.clamp(min=1)
@@ -80,7 +70,7 @@ def js(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
 
 
 def oblr(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """The variance-optimal baseline, leave-one-out: b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i. It is unbiased.
+    """The variance-optimal baseline, leave-one-out: b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i.
 
     It estimates b* = E[w F] / E[w], which minimises the trace of the gradient's covariance (OBLR-PO, theorem 7), from
     the outputs other than j; w are squared score norms || grad log pi(o|q) ||^2. In leverage form,
@@ -95,10 +85,10 @@ def oblr(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
 
 
 def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: Prior) -> Tensor:
-    """The baseline `oblr` shrunk towards what other prompts and earlier steps say (`Prior`). It is unbiased.
+    """b_j = (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar), with what `Prior` says.
 
-    The formula is b_j = (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar). A lone output gets
-    b_bar. It helps where the leave-one-out sums are noisy (few outputs a prompt, weights of wide spread). Derived here.
+    A lone output gets b_bar. It helps where the leave-one-out sums are noisy (few outputs a prompt, weights of wide
+    spread).
     It couples the prompts of a batch, and `moments` finds the signal too high in the first steps of few prompts.
     """
     return shrunk(
@@ -107,19 +97,16 @@ def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: P
 
 
 def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
-    """The mean reward of the group weighted by lengths T, in-sample: b_j = sum T F / sum T. It is biased.
-
-    Source: Hao et al. 2025, arXiv 2505.23585; it is `opo` in verl.
-    """
+    """b_j = sum T F / sum T, weighted by lengths T."""
     return _weighted_mean(rewards_PG, valid_PG, length_PG)
 
 
 def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mask_PGT: Tensor) -> Tensor:
-    """One baseline a token, (P, G, T): b_t = sum_i W_it F_i / sum_i W_it with W_it = sum_{u<=t} l_iu. It is biased.
+    """One baseline a token, (P, G, T): b_t = sum_i W_it F_i / sum_i W_it with W_it = sum_{u<=t} l_iu.
 
     The sums run over the outputs that have a token t; l_iu = 1 - 2 pi(o_u) + sum_v pi_v^2 is the squared norm of the
     score of token u for its logits (`scores.logit_norm2`). The baseline is in-sample: where one output alone is
-    that long, its advantage is 0. Source: Li et al. 2026, arXiv 2602.07078; it is `optimal_token_baseline` in verl.
+    that long, its advantage is 0. It is `optimal_token_baseline` in verl.
     """
     running_PGT = token_mask_PGT * valid_PG[..., None]
     weights_PGT = (logit_norm2_PGT * running_PGT).cumsum(2) * running_PGT
@@ -131,12 +118,10 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
 
 
 def weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """The mean reward of the group weighted by exact w, in-sample: b_j = sum w F / sum w. It is biased.
+    """b_j = sum w F / sum w, weighted by exact w.
 
-    Two names of `BASELINES` stand for it.
-
-    `eob` is the "exact optimal baseline" of a fork of verl. `vcpo` (arXiv 2602.17616) takes rho^2 w for w off-policy,
-    and comes with the rate eta_0 sqrt(ESS / B) of `SNRSchedule(mode="ess")`.
+    `eob` is the "exact optimal baseline" of a fork of verl. `vcpo` takes rho^2 w for w off-policy, and comes with the
+    rate eta_0 sqrt(ESS / B) of `SNRSchedule(mode="ess")`.
     """
     return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
 
@@ -181,17 +166,16 @@ def baseline(
         tensor([[0.0000, 0.2000, 0.2000]])
     """
     row, valid_PG = _row(name, rewards_PG, valid_PG, inputs)
-    given = {key: _checked(key, inputs[key], rewards_PG, valid_PG) for key in row.needs if key != "prior"}
+    given: dict[str, Any] = {"rewards_PG": _checked("rewards_PG", rewards_PG, rewards_PG, valid_PG)}
+    for need in row.needs:
+        given[need] = prior or Prior() if need == "prior" else _checked(need, inputs[need], rewards_PG, valid_PG)
     if rho_PG is not None:
         rho_PG = _checked("rho_PG", rho_PG, rewards_PG, valid_PG)
         if row.off_policy:
             given["norm2_PG"] = given["norm2_PG"] * rho_PG.square()
-    extra: dict[str, Any] = {"prior": prior or Prior()} if "prior" in row.needs else {}
-    clean_PG = _checked("rewards_PG", rewards_PG, rewards_PG, valid_PG)
-    result = FUNCTIONS[name](clean_PG, valid_PG.double(), **given, **extra)
-    own, valid = (
-        (rewards_PG.double(), valid_PG) if result.ndim == 2 else (rewards_PG.double()[..., None], valid_PG[..., None])
-    )
+    result, own, valid = FUNCTIONS[name](valid_PG=valid_PG.double(), **given), rewards_PG.double(), valid_PG
+    if row.by_token:
+        own, valid = own[..., None], valid[..., None]
     dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
     return torch.where(valid, result, own).to(dtype)
 
@@ -228,6 +212,27 @@ def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> T
     if key != "rewards_PG" and (value < 0).any():
         raise ValueError(f"{key} holds a negative {'squared norm' if 'norm2' in key else 'number'}.")
     return value
+
+
+def baseline_inputs(
+    token_mask_PGT: Tensor, norm2_PG: Tensor | None = None, logit_norm2_PGT: Tensor | None = None
+) -> dict[str, Tensor]:
+    """All inputs of `baseline` that follow from what was measured of P prompts with G outputs of T tokens each.
+
+    A new input is one more line here: the trainer, the ledger, the adapters, the theory and the check of assumption 1
+    all call this function.
+
+    Args:
+        token_mask_PGT: 1 for the policy's own tokens.
+        norm2_PG: squared score norms, or a proxy of them; None if they were not measured.
+        logit_norm2_PGT: `scores.logit_norm2` of every token; None if they were not measured.
+    """
+    inputs = {"length_PG": token_mask_PGT.sum(2), "token_mask_PGT": token_mask_PGT}
+    if norm2_PG is not None:
+        inputs["norm2_PG"] = norm2_PG
+    if logit_norm2_PGT is not None:
+        inputs["logit_norm2_PGT"] = logit_norm2_PGT
+    return inputs
 
 
 def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.measuring import MeasuringRule
-from oblrpo.estimators.rules import BatchFacts, RateSettings, Step
+from oblrpo.estimators.measuring import GaugeState, Step, UpdateGauge
+from oblrpo.estimators.rate_factors import BatchFacts, RateSettings
 
 LEAST_RATE, MOST_RATE = 1e-9, 1.0
 """Bounds on the rate, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""
@@ -20,40 +21,44 @@ TOLERANCE = 2.0
 """A KL between target / TOLERANCE and target * TOLERANCE leaves the rate as it is."""
 
 
-class KLAdaptive(MeasuringRule):
+class KLAdaptive:
     """The rate falls 1.5 times after a step of more than twice the target KL, and grows so after one of less than half.
 
     The rule of rsl_rl, rl_games and torchrl, which knows nothing of noise. The first rate is the optimizer's own. No
     step is shortened, and the rate never grows after a step that was not felt.
 
     Args:
-        settings: the optimizer, and the target (`kl`) in nats an output.
+        gauge: measures the updates.
+        settings: the target (`kl`) in nats an output.
     """
 
-    mode: ClassVar[str] = "kl"
-    nats: ClassVar[float] = 0.02
-    numbers: ClassVar[tuple[str, ...]] = (*MeasuringRule.numbers, "rate", "_start")
-
-    def __init__(self, settings: RateSettings) -> None:
-        super().__init__(settings)
-        self.rate = self._start = 0.0
-        self.target_kl = settings.kl
+    def __init__(self, gauge: UpdateGauge, settings: RateSettings) -> None:
+        self.gauge, self.target_kl = gauge, settings.kl
+        self.rate = self.start = 0.0
 
     def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The rate of this update divided by the first."""
-        if not self._start:
-            self._start = self.rate = self._first_rate()
-        if self.settings.rounds:
-            self._hold()
-        return self.rate / self._start
+        if not self.start:
+            self.start = self.rate = self.gauge.first_rate("kl")
+        if self.gauge.low_precision:
+            self.gauge.hold()
+        return self.rate / self.start
 
     @torch.no_grad()
-    def confine(self, change: Callable[[], Tensor]) -> Step:
+    def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
         """Measure the update, which stays as it is, and choose the rate of the next one."""
-        kl, target = self._kl(change, self._used), self.settings.kl
-        self._used, self._before = None, []
-        if kl > TOLERANCE * target:
+        kl = self.gauge.kl(change, used)
+        self.gauge.held = []
+        if kl > TOLERANCE * self.target_kl:
             self.rate = max(self.rate / FACTOR, LEAST_RATE)
-        elif 0 < kl < target / TOLERANCE:
+        elif 0 < kl < self.target_kl / TOLERANCE:
             self.rate = min(self.rate * FACTOR, MOST_RATE)
         return Step(kl, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain numbers."""
+        return {"rate": self.rate, "start": self.start, "gauge": asdict(self.gauge.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        self.rate, self.start, self.gauge.state = state["rate"], state["start"], GaugeState(**state["gauge"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oblrpo.estimators.advantages import NORMALISATIONS
+from oblrpo.estimators.advantages import NORMALISATIONS, advantages
 from oblrpo.estimators.baselines import baseline
 from oblrpo.estimators.prior import Prior
 from oblrpo.tables.baselines import BASELINES
@@ -74,13 +74,12 @@ def under_every_baseline(
     Returns:
         For every name F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
     """
-    measured, advantages = {*inputs, "prior"}, {}
+    measured, found = {*inputs, "prior"}, {}
     for name, entry in BASELINES.items():
         if entry.smallest_group <= rewards_PG.shape[1] and measured.issuperset(entry.needs):
             b = baseline(name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior, **inputs)
-            own = rewards_PG[..., None] if entry.by_token else rewards_PG
-            advantages[name] = own - b, NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
-    return advantages
+            found[name] = advantages(rewards_PG, b), NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
+    return found
 
 
 def ledger(

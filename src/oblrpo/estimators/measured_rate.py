@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.measuring import LONGEST, MeasuringRule
+from oblrpo.estimators.measuring import LONGEST, GaugeState, Step, UpdateGauge, mean_kl
 from oblrpo.estimators.moments import inner
-from oblrpo.estimators.rules import BatchFacts, RateSettings, Step, mean_kl
+from oblrpo.estimators.rate_factors import BatchFacts, RateSettings
 from oblrpo.estimators.slope import Slope
 
 TOO_FAR = 4.0
@@ -32,15 +33,46 @@ NEW, TREND = 0.7, 0.5
 """The weights of the newest update in kappa, and in its trend (Holt's double exponential smoothing)."""
 UNFELT = 100.0
 """How many times less than it was meant a step takes that is all but unfelt."""
-GONE = 0.1
-"""The N SNR below which the signal is gone."""
+NO_SIGNAL = 0.1
+"""The N SNR below which no signal is left."""
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
+MOST_MOMENTUM = 0.95
+"""Beyond it noise goes one way for so long that it breaks a policy."""
 UPDATE = "oblrpo_update"
 """The key under which the optimizer's state, which every checkpoint holds, keeps the last update."""
 
 
-class MeasuredRate(MeasuringRule):
+@dataclass
+class RateState:
+    """What the measured rate remembers between steps, beside slope and gauge; plain numbers, with which a run resumes.
+
+    The last update itself is in the optimizer's state.
+    """
+
+    rate: float = 0.0
+    """The rate of the last update; 0 before the first."""
+    start: float = 0.0
+    """The rate that a run began with."""
+    root_kappa: float = 0.0
+    """The root of kappa; 0 before the first update that was felt."""
+    trend: float = 0.0
+    """Its change from one update to the next, in logarithms."""
+    length: float = 0.0
+    """The length of the last step, which the optimizer's state keeps for the next gradient."""
+    tokens: float = 1.0
+    """The tokens of an output of the last batch."""
+    arrived: bool = False
+    """Whether a step was ever about as long as it was meant."""
+    unfelt: bool = False
+    """Whether the last step was all but unfelt, though earlier ones were not."""
+    signal_seen: bool = False
+    """Whether a signal was seen since steps are as long as they are meant."""
+    signal_over: bool = False
+    """Whether nothing is left of that signal."""
+
+
+class MeasuredRate:
     """The rate at which the next update is expected to move the policy by KL_t nats; none takes 4 times as many.
 
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
@@ -52,205 +84,187 @@ class MeasuredRate(MeasuringRule):
     forward the caller spends on `confine`.
 
     Args:
-        settings: the optimizer whose parameters are held, the most nats that a step is meant to take (`kl`), growth and
-            shrinkage.
+        gauge: measures the updates, and holds the parameters.
+        settings: the most nats that a step is meant to take (`kl`), growth, shrinkage and updates.
+        slope: finds the length of the next step; None: a new `Slope`.
+        most_momentum: the most that the optimizer's momentum, or first beta, may be.
 
     Raises:
-        ValueError: the optimizer's momentum, or first beta, is above 0.95.
+        ValueError: it is more.
     """
 
-    mode: ClassVar[str] = "auto"
-    memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
-    keeps: ClassVar[int] = torch.bfloat16.itemsize
-    most_momentum: ClassVar[float] = 0.95  # beyond it noise goes one way for so long that it breaks a policy
-    numbers: ClassVar[tuple[str, ...]] = (
-        *MeasuringRule.numbers, "rate", "_start", "_root", "_trend", "_length", "_tokens",
-        "_arrived", "_seen", "_over", "_deaf",
-    )  # fmt: skip
-
-    def __init__(self, settings: RateSettings) -> None:
-        super().__init__(settings)
-        groups = settings.optimizer.param_groups
+    def __init__(
+        self,
+        gauge: UpdateGauge,
+        settings: RateSettings,
+        slope: Slope | None = None,
+        most_momentum: float = MOST_MOMENTUM,
+    ) -> None:
+        groups = gauge.optimizer.param_groups
         momentum = max(group.get("momentum") or group.get("betas", (0,))[0] for group in groups)
-        if momentum > self.most_momentum:
+        if momentum > most_momentum:
             raise ValueError(
                 f"schedule 'auto' takes steps one by one, and a momentum of {momentum:g} makes many go the same way: "
                 "set momentum, or the first of betas, to 0.9, or another schedule."
             )
-        self.rate: float | None = None
-        self._start = 0.0
-        self._arrived = self._seen = False  # whether a step was about as long as it was meant; and a signal then
-        self._over = False  # whether that signal is gone
-        self._deaf = False  # whether the last step was all but unfelt, though earlier ones were
-        self._trend = 0.0  # its change from one update to the next, in logarithms
-        self._root = 0.0  # the root of kappa; 0 before the first update that was felt
-        self._length = 0.0  # of the last step, which the optimizer's state keeps for the next gradient
-        self._tokens = 1.0  # of an output of the batch at hand
-        self._left = 0  # the updates that are left of this step
-        self._gone = 0.0  # the root of the KL that this step has taken so far
+        self.gauge, self.settings, self.slope, self.state = gauge, settings, slope or Slope(), RateState()
+        self.target_kl = settings.kl
+        # Of the step at hand:
+        self._updates_left = 0
+        self._aim = 0.0  # the root of the KL that the next update is meant to take
+        self._moved = 0.0  # the root of the KL that the step has taken so far
         self._change: Tensor | None = None  # the change of log pi that it has made so far
         self._changed: Tensor | None = None  # the same with the update that is measured
-        self._aim = 0.0  # the root of the KL that the next update is meant to take
-        self.slope = Slope()
-        self.target_kl = settings.kl
-
-    @property
-    def kappa(self) -> float:
-        """The KL a token per squared rate; NaN before the first update that was felt."""
-        return self._root**2 if self._root else math.nan
 
     def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The next rate divided by the first."""
-        if not self._start:
-            self._start = self._first_rate()
-        if self._used is not None:
-            raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
+        state, settings = self.state, self.settings
         if batch.fresh:
-            loss = inner(self._taken_updates())  # what it would cost to make the last step once more
-            if self._length and average.scale:
+            loss = inner(self._gradients_and_updates())  # what it would cost to make the last step once more
+            if state.length and average.scale:
                 # In units of the batch's own gradient, which may shrink faster than memory forgets.
-                slope = -loss / self._length / math.sqrt(average.scale)
-                self.slope.observe(slope, self._length, average.moments.n)
-            self._length = self._gone = 0.0
-            self._change, self._left = None, self.settings.updates
-        before, self._tokens = self._tokens, batch.mean_length or 1.0
-        meant = min(self._tokens * self.slope.length**2, batch.headroom, self.settings.kl)
+                slope = -loss / state.length / math.sqrt(average.scale)
+                self.slope.observe(slope, state.length, average.moments.n)
+            state.length = self._moved = 0.0
+            self._change, self._updates_left = None, settings.updates
+        before, state.tokens = state.tokens, batch.mean_length or 1.0
+        meant = min(state.tokens * self.slope.length**2, batch.headroom, settings.kl)
         self.target_kl = batch.ess_ratio * meant
-        self._aim = max(0.0, math.sqrt(self.target_kl) - self._gone) / max(self._left, 1)
-        self._left -= 1
-        if self.rate is None:
-            self.rate = self._start
-        elif self._root:
-            root = self._root * math.sqrt(self._tokens) * math.exp(self._trend)
-            best = self._aim / root
-            longest = self.rate * (1.0 if self._is_gone(average) else self.settings.growth)
-            if not self._arrived:
-                longest = max(longest, math.sqrt(FREE * self._tokens) / root)
-            grown = max(1.0, math.sqrt(self._tokens / before))  # outputs that grow need a lower rate for the same nats
-            self.rate = min(max(best, self.rate / self.settings.shrinkage / grown), longest)
-        self._hold()
-        self._had_gradient = [p.grad is not None for p in self._parameters]
-        return self.rate / self._start
+        self._aim = max(0.0, math.sqrt(self.target_kl) - self._moved) / max(self._updates_left, 1)
+        self._updates_left -= 1
+        if not state.start:
+            state.start = state.rate = self.gauge.first_rate("auto")
+        elif state.root_kappa:
+            root = state.root_kappa * math.sqrt(state.tokens) * math.exp(state.trend)
+            longest = state.rate * (settings.growth if self._may_grow(average) else 1.0)
+            if not state.arrived:
+                longest = max(longest, math.sqrt(FREE * state.tokens) / root)
+            grown = max(1.0, math.sqrt(state.tokens / before))  # outputs that grow need a lower rate for the same nats
+            state.rate = min(max(self._aim / root, state.rate / settings.shrinkage / grown), longest)
+        self.gauge.hold()
+        return state.rate / state.start
 
-    def _is_gone(self, average: MomentAverage) -> bool:
-        """Whether there was a signal, seen with steps as long as they were meant, of which nothing is left.
+    def _gradients_and_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The gradient and the last step of every parameter that has both; the optimizer's state loses the latter."""
+        for group in self.gauge.optimizer.param_groups:
+            for p in group["params"]:
+                update = self.gauge.optimizer.state.get(p, {}).pop(UPDATE, None)
+                if update is not None and p.grad is not None:
+                    yield p.grad, update
+
+    def _may_grow(self, average: MomentAverage) -> bool:
+        """Whether the last step was felt, and a signal is left where steps as long as they were meant have shown one.
 
         Noise alone makes a policy ever surer of itself, and a unit of rate goes ever less far: a rate that made up for
         that would never end. Nor would it where all but nothing of a step is felt, by a policy that is sure of all.
         """
         low, high = average.snr_interval(1.96)
+        state = self.state
         if low > 0:
-            self._seen, self._over = self._seen or self._arrived, False
-        elif self._seen and high * average.moments.n < GONE:
-            self._over = True  # until it is seen again
-        return self._deaf or self._over
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs but the last step, which the optimizer's state holds."""
-        return {**super().state_dict(), "slope": self.slope.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off."""
-        super().load_state_dict(state)
-        self.slope.load_state_dict(state["slope"])
-
-    def stepped(self, used: float | None) -> None:
-        """Take note of the rate that `optimizer.step()` was called at."""
-        if self._used is not None:
-            raise ValueError("two updates in one step: call `step` before and `confine` after each optimizer.step().")
-        super().stepped(used)
+            state.signal_seen, state.signal_over = state.signal_seen or state.arrived, False
+        elif state.signal_seen and high * average.moments.n < NO_SIGNAL:
+            state.signal_over = True  # until it is seen again
+        return not (state.unfelt or state.signal_over)
 
     @torch.no_grad()
-    def confine(self, change: Callable[[], Tensor]) -> Step:
+    def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
         """Measure the update and shorten it until its step takes at most what the user allows and 4 times the KL meant.
 
         The first one is shortened to what was meant: nobody knew how far the rate goes that a run begins with.
         An update along u at a lower rate is the same update, shorter; the optimizer's own state does not depend on it.
 
+        Args:
+            change: see `SNRSchedule.confine`.
+            used: the rate that the update was made at; None: one that the schedule did not set.
+
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.
         """
-        if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
-            used, self._used, self._before = self._used, None, []
-            return Step(self._kl(change, used), 1.0)
-        most = min(self.target_kl * TOO_FAR, self.settings.kl) if self._root else self._aim**2
-        (kl, whole), left = self._taken(change, self._used), 1.0
-        while whole > most * (1 + 1e-6):
-            room = max(0.0, math.sqrt(0.9 * most) - self._gone)
-            shorter = max(0.1, room / (math.sqrt(whole) - self._gone)) if room else 0.0
+        state, gauge, settings = self.state, self.gauge, self.settings
+        if not used:  # there is nothing to shorten
+            gauge.held = []
+            return Step(gauge.kl(change, used), 1.0)
+        most = min(self.target_kl * TOO_FAR, settings.kl) if state.root_kappa else self._aim**2
+        (kl, total), left = self._taken(change, used), 1.0
+        while total > most * (1 + 1e-6):
+            room = max(0.0, math.sqrt(0.9 * most) - self._moved)
+            shorter = max(0.1, room / (math.sqrt(total) - self._moved)) if room else 0.0
             left = left * shorter if left > SHORTEST else 0.0
-            self._scale_update(shorter if left else 0.0)
+            gauge.scale_update(shorter if left else 0.0)
             if not left:
                 if room:
-                    self._refuse(kl)
-                kl, whole = 0.0, self._gone**2  # earlier updates of the step went all the way
+                    raise ValueError(_why_not_measured(kl))
+                kl, total = 0.0, self._moved**2  # earlier updates of the step went all the way
                 break
-            kl, whole = self._taken(change, self._used * left)
-        used, self._used = self._used * left, None
-        self.rate = None if self.rate is None else self.rate * (left or 1.0)
-        self._learn(*(kl, used) if kl > 0 or self.settings.rounds or not left else self._lengthened(used, change))
+            kl, total = self._taken(change, used * left)
+        used, state.rate = used * left, state.rate * (left or 1.0)
+        self._learn(*(kl, used) if kl > 0 or gauge.low_precision or not left else self._lengthened(used, change))
         self._keep_update()
-        self._gone, self._change = math.sqrt(whole), self._changed if left else self._change
-        alone = self.settings.updates == 1  # then kappa, which averages, knows its length better
-        length = used * self._root if alone else self._gone / math.sqrt(self._tokens)
-        self._length = length if self._root else 0.0
-        self._deaf = self._arrived and whole < self.target_kl / UNFELT
-        self._arrived = self._arrived or whole > self.target_kl / 4
-        return Step(whole, left)
+        self._moved, self._change = math.sqrt(total), self._changed if left else self._change
+        alone = settings.updates == 1  # then kappa, which averages, knows its length better
+        length = used * state.root_kappa if alone else self._moved / math.sqrt(state.tokens)
+        state.length = length if state.root_kappa else 0.0
+        state.unfelt = state.arrived and total < self.target_kl / UNFELT
+        state.arrived = state.arrived or total > self.target_kl / 4
+        return Step(total, left)
 
-    def _refuse(self, kl: float) -> None:
-        self._used = None
-        if not kl < math.inf:
-            raise ValueError("log-probabilities are NaN or infinite after the update, and were so before it.")
-        raise ValueError(
-            f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot be "
-            "measured: take those before and after it of the same rows, in the same precision, without dropout."
-        )
-
-    def _taken(self, change: Callable[[], Tensor], used: float | None) -> tuple[float, float]:
+    def _taken(self, change: Callable[[], Tensor], used: float) -> tuple[float, float]:
         """The KL of this update, and of the step with it; where log pi rounds, as if all its updates went one way."""
-        if self.settings.rounds:
-            kl = self._kl(change, used)
-            return kl, (self._gone + math.sqrt(kl)) ** 2
+        if self.gauge.low_precision:
+            kl = self.gauge.kl(change, used)
+            return kl, (self._moved + math.sqrt(kl)) ** 2
         change_ST = change()
         self._changed = change_ST if self._change is None else self._change + change_ST
         return mean_kl(change_ST), mean_kl(self._changed)
-
-    def _keep_update(self) -> None:
-        """Leave the step to the optimizer's state, where the next gradient will meet it, in the copy's room."""
-        for p, had_gradient in zip(self._parameters, self._had_gradient, strict=True):
-            before = self._before.pop(0)
-            if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
-                state = self.settings.optimizer.state[p]
-                update = p - before
-                state[UPDATE] = (update + state[UPDATE] if UPDATE in state else update).to(torch.bfloat16)
-
-    def _taken_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The gradient and the last step of every parameter that has both; the optimizer's state loses the latter."""
-        for p in self._parameters:
-            update = self.settings.optimizer.state.get(p, {}).pop(UPDATE, None)
-            if update is not None and p.grad is not None:
-                yield p.grad, update
-
-    def _learn(self, kl: float, used: float) -> None:
-        if kl > 0:
-            root = math.sqrt(kl / self._tokens) / used
-            predicted = self._root * math.exp(self._trend) if self._root else root
-            level = predicted * (root / predicted) ** NEW
-            self._trend += TREND * (math.log(level / self._root) - self._trend) if self._root else 0.0
-            self._root = level
 
     def _lengthened(self, used: float, change: Callable[[], Tensor]) -> tuple[float, float]:
         """KL and rate of an update too short to be felt, made ten times longer until it is; a KL of 0 if it never is.
 
         It is used only before kappa is measured. The parameters are put back to what the update made of them.
         """
-        if self._root or not self._is_update():
+        if self.state.root_kappa or not self.gauge.is_update():
             return 0.0, used
         longer, kl = 1.0, 0.0
-        with self._put_back():
+        with self.gauge.put_back():
             while kl == 0 and longer < LONGEST:
                 longer *= 10
-                self._scale_update(10.0)
+                self.gauge.scale_update(10.0)
                 kl = mean_kl(change())
         return (kl if kl < math.inf else 0.0), used * longer
+
+    def _learn(self, kl: float, used: float) -> None:
+        """Take this update into kappa and its trend; nothing where it was not felt."""
+        if kl > 0:
+            state = self.state
+            root = math.sqrt(kl / state.tokens) / used
+            predicted = state.root_kappa * math.exp(state.trend) if state.root_kappa else root
+            level = predicted * (root / predicted) ** NEW
+            state.trend += TREND * (math.log(level / state.root_kappa) - state.trend) if state.root_kappa else 0.0
+            state.root_kappa = level
+
+    def _keep_update(self) -> None:
+        """Leave the step to the optimizer's state, where the next gradient will meet it, in the copy's room."""
+        while self.gauge.held:
+            p, before, had_gradient = self.gauge.held.pop(0)
+            if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
+                state = self.gauge.optimizer.state[p]
+                update = p - before
+                state[UPDATE] = (update + state[UPDATE] if UPDATE in state else update).to(torch.bfloat16)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs but the last step, which the optimizer's state holds."""
+        return {"state": asdict(self.state), "slope": asdict(self.slope), "gauge": asdict(self.gauge.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        self.state, self.gauge.state = RateState(**state["state"]), GaugeState(**state["gauge"])
+        vars(self.slope).update(state["slope"])
+
+
+def _why_not_measured(kl: float) -> str:
+    if not kl < math.inf:
+        return "log-probabilities are NaN or infinite after the update, and were so before it."
+    return (
+        f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot be "
+        "measured: take those before and after it of the same rows, in the same precision, without dropout."
+    )

@@ -17,12 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from oblrpo.estimators.rules import RateSettings, Rule, mean_kl
+from oblrpo.tables.schedules import refusal
 
 AIM = 0.15**2
 """The mean square of the change of a token, in nats^2, to which an update is lengthened; responses are linear there."""
@@ -36,122 +38,129 @@ EVERY = 10
 """How many updates are measured with one floor."""
 LONGEST = 1e15
 """How many times an update is lengthened at the most to feel what it does."""
-RATES_OF_THEIR_OWN = ("Rprop", "Adafactor", "Prodigy")
-"""Optimizers whose step is not a direction times the rate that they are given."""
 OFFSETS = 1 << 20
 """How many random offsets are drawn at the most; larger tensors repeat them."""
 
 
-class MeasuringRule(Rule):
-    """A rule that has to know by how much every update moves the policy: `SNRSchedule.confine` is called after it.
+class Step(NamedTuple):
+    """The outcome of an update: how far it went."""
 
-    It holds a copy of the trained parameters from `factor` to `confine`, if it has to put a part of the update back.
+    kl: float
+    """How far the update moved the policy, in nats."""
+    share: float
+    """How much of the update is left; 1 unless it would have moved the policy too far."""
+
+
+@dataclass
+class GaugeState:
+    """What is known of an optimizer's updates where log-probabilities are computed with few digits."""
+
+    reach: float = 0.0
+    """The root mean square change of a token at rate 1; 0 before it is measured."""
+    floor: float = 0.0
+    """The mean square change of a token that is rounding's."""
+    measured: int = 0
+    """How many updates were measured."""
+
+
+class UpdateGauge:
+    """Measures by how much an update of the optimizer moves the policy.
+
+    It holds the trained parameters beside a copy of each from `hold` on, where a part of the update may be put back.
+
+    Args:
+        optimizer: makes the updates.
+        low_precision: whether log-probabilities are computed with fewer digits than float32.
     """
 
-    mode: ClassVar[str]
-    measures_updates: ClassVar[bool] = True
-    numbers: ClassVar[tuple[str, ...]] = ("_reach", "_floor", "_measured")
+    def __init__(self, optimizer: Optimizer, low_precision: bool) -> None:
+        self.optimizer, self.low_precision = optimizer, low_precision
+        self.held: list[tuple[Tensor, Tensor, bool]] = []  # parameter, copy, whether there was a gradient
+        self.state = GaugeState()
 
-    def __init__(self, settings: RateSettings) -> None:
-        super().__init__(settings)
-        self._used: float | None = None  # the rate of an update that was made and not yet confined
-        self._before: list[Tensor] = []
-        self._reach = 0.0  # the root mean square change of a token at rate 1; 0 before it is measured
-        self._floor = 0.0  # the mean square change of a token that is rounding's
-        self._measured = 0
-
-    @classmethod
-    def refusal(cls, optimizer: str, learning_rate: float) -> str:
-        """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
-        if optimizer in RATES_OF_THEIR_OWN:
-            return f"schedule {cls.mode!r} sets the learning rate, which {optimizer} makes its own; try AdamW."
-        return "" if learning_rate else f"schedule {cls.mode!r} needs a learning_rate above 0 to start from."
-
-    def _first_rate(self) -> float:
+    def first_rate(self, schedule: str) -> float:
         """The rate that the optimizer was made with; a scheduler's warm-up may begin at 0."""
-        rate = max(float(group.get("initial_lr", group["lr"])) for group in self.settings.optimizer.param_groups)
-        if refused := self.refusal("", rate):
+        rate = max(float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups)
+        if refused := refusal(schedule, "", rate):
             raise ValueError(refused)
         return rate
 
-    def stepped(self, used: float | None) -> None:
-        """Take note of the rate that `optimizer.step()` was called at."""
-        self._used = used
+    def hold(self) -> None:
+        """Copy the parameters before an update."""
+        self.held = [
+            (p, p.detach().clone(), p.grad is not None)
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+        ]
 
-    @property
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
-
-    def _hold(self) -> None:
-        self._before = [p.detach().clone() for p in self._parameters]
-
-    def _scale_update(self, scale: float) -> None:
-        for p, before in zip(self._parameters, self._before, strict=True):
+    def scale_update(self, scale: float) -> None:
+        """Make the update so many times as long."""
+        for p, before, _ in self.held:
             p.copy_(before + (p - before) * scale if scale else before)
 
-    def _is_update(self) -> bool:
+    def is_update(self) -> bool:
         """Whether the update has moved any weight; of sharded ones, on any rank, for all of them have to measure."""
-        pairs = [(_local(p), _local(before)) for p, before in zip(self._parameters, self._before, strict=True)]
-        moved = any(bool((p != before).any()) for p, before in pairs)
-        if not any(hasattr(p, "to_local") for p in self._parameters):
+        moved = any(bool((_local(p) != _local(before)).any()) for p, before, _ in self.held)
+        if not any(hasattr(p, "to_local") for p, *_ in self.held):
             return moved
-        flag = torch.tensor(float(moved), device=pairs[0][0].device)
+        flag = torch.tensor(float(moved), device=_local(self.held[0][0]).device)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
         return bool(flag)
 
     @contextmanager
-    def _put_back(self) -> Iterator[list[Tensor]]:
+    def put_back(self) -> Iterator[list[Tensor]]:
         """The parameters as the update made them, which they are again in the end, whatever happens."""
-        made = [p.detach().clone() for p in self._parameters]
+        made = [p.detach().clone() for p, *_ in self.held]
         try:
             yield made
         finally:
-            for p, kept in zip(self._parameters, made, strict=True):
+            for (p, *_), kept in zip(self.held, made, strict=True):
                 p.copy_(kept)
 
-    def _kl(self, change: Callable[[], Tensor], used: float | None) -> float:
+    def kl(self, change: Callable[[], Tensor], used: float | None) -> float:
         """The KL of the update as it is, which was made at this rate; nats an output."""
-        if not self.settings.rounds or used is None:
+        if not self.low_precision or used is None:
             return mean_kl(change())
-        if not used or not self._is_update():
+        if not used or not self.is_update():
             return 0.0
-        with self._put_back() as made:
+        with self.put_back() as made:
             return _Lengths(self, made, change).kl(used)
 
 
 class _Lengths:
     """One update at several lengths: the parameters are moved along it, from where they were before it."""
 
-    def __init__(self, rule: MeasuringRule, made: list[Tensor], change: Callable[[], Tensor]) -> None:
-        self.rule, self.made, self.change, self.length = rule, made, change, 0.0
-        generator = torch.Generator().manual_seed(rule._measured)
+    def __init__(self, gauge: UpdateGauge, made: list[Tensor], change: Callable[[], Tensor]) -> None:
+        self.gauge, self.made, self.change, self.length = gauge, made, change, 0.0
+        generator = torch.Generator().manual_seed(gauge.state.measured)
         largest = max(p.numel() for p in made)
         offset = (torch.rand(min(OFFSETS, largest), generator=generator) - 0.5).to(made[0].device)
-        for p, before in zip(rule._parameters, rule._before, strict=True):
+        for p, before, _ in gauge.held:
             p.copy_(before)
             _shift(p, offset)
         self.none = change()
 
     def kl(self, used: float) -> float:
-        """The KL of the update, made at this rate; the rule learns reach and floor from it."""
-        rule, aim = self.rule, max(AIM, NEAR * self.rule._floor)
-        k = min(max(math.sqrt(aim) / (rule._reach * used), 1.0), LONGEST) if rule._reach else 1.0
+        """The KL of the update, made at this rate; the gauge learns reach and floor from it."""
+        state = self.gauge.state
+        aim = max(AIM, NEAR * state.floor)
+        k = min(max(math.sqrt(aim) / (state.reach * used), 1.0), LONGEST) if state.reach else 1.0
         change = self._at(k)
         size = mean_square(change)
-        due = not rule._reach or rule._measured % EVERY == 0 or size < max(AIM / NEAR, 2 * rule._floor)
+        due = not state.reach or state.measured % EVERY == 0 or size < max(AIM / NEAR, 2 * state.floor)
         if due and size < LINEAR:
-            k, change, rule._floor = self._with_floor(k, change)
-            size, aim = mean_square(change), max(AIM, NEAR * rule._floor)
+            k, change, state.floor = self._with_floor(k, change)
+            size, aim = mean_square(change), max(AIM, NEAR * state.floor)
         while k > 1 and size > NEAR * aim:
             k = max(1.0, k * max(0.1, math.sqrt(aim / size)))
             change = self._at(k)
             size = mean_square(change)
-        rule._measured += 1
+        state.measured += 1
         if not 0 < size < math.inf:
             return size
-        own = max(0.0, size - rule._floor)
+        own = max(0.0, size - state.floor)
         if own and size < LINEAR:
-            rule._reach = math.sqrt(own) / (k * used)
+            state.reach = math.sqrt(own) / (k * used)
         return mean_kl(change / k) * own / size
 
     def _with_floor(self, k: float, change: Tensor) -> tuple[float, Tensor, float]:
@@ -164,10 +173,26 @@ class _Lengths:
         return k, change, max(0.0, min(floor, size))
 
     def _at(self, length: float) -> Tensor:
-        for p, before, made in zip(self.rule._parameters, self.rule._before, self.made, strict=True):
+        for (p, before, _), made in zip(self.gauge.held, self.made, strict=True):
             p.add_((made - before) * (length - self.length))
         self.length = length
         return self.change() - self.none
+
+
+def mean_kl(change: Tensor) -> float:
+    """KL(before || after) in nats an output: the mean over outputs of sum over tokens of exp(c) - 1 - c.
+
+    c is the change of the log-probability of a token that was drawn before the update: (S, T), 0 where a row has no
+    token, or (S,) where an output is taken as one token. As E[exp(c)] = 1, the sum is without bias (Schulman's k3) for
+    outputs of the policy just before the update that the update has not seen; for others it is approximate. Those of
+    the batch itself were pushed along by the update, all their tokens together: by output that counts once for every
+    pair of tokens, by token once for each. Hence by token wherever it can be had. The result is infinite if any change
+    is NaN or infinite.
+    """
+    change = change.detach().double()
+    if not change.isfinite().all():
+        return math.inf
+    return max(0.0, float((change.expm1() - change).sum() / len(change)))
 
 
 def mean_square(change: Tensor) -> float:

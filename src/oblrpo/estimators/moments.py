@@ -185,7 +185,8 @@ def inner(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     Tensors sharded over ranks (FSDP2) are summed over those; every rank must call.
     """
     by_layout: dict[Any, list[Tensor]] = {}  # by the mesh and the axes over which the ranks' shares add up
-    for product in (x.to(torch.float64, copy=True).mul_(y) for x, y in pairs):
+    for x, y in pairs:
+        product = x.to(torch.float64, copy=True).mul_(y)
         sharded: Any = product if hasattr(product, "to_local") else None
         layout = None if sharded is None else (sharded.device_mesh, sharded.placements)
         by_layout.setdefault(layout, []).append((product if sharded is None else sharded.to_local()).sum())

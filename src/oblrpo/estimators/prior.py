@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oblrpo.estimators.advantages import advantages
+
 STRENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e6)
 """The strengths that an automatic choice is made from, in outputs of average weight."""
 
@@ -70,15 +72,13 @@ class Prior:
     def observe(self, rewards_PG: Tensor, norm2_PG: Tensor, valid_PG: Tensor | None = None) -> None:
         """Take in a micro-batch whose baselines have been computed; off-policy its norm2_PG is rho^2 w."""
         valid_PG = torch.ones_like(rewards_PG, dtype=torch.float64) if valid_PG is None else valid_PG.double()
-        rewards_PG, norm2_PG = (
-            values_PG.detach().double().where(valid_PG > 0, torch.zeros_like(valid_PG))
-            for values_PG in (rewards_PG, norm2_PG)
-        )
+        rewards_PG = torch.where(valid_PG > 0, rewards_PG.detach().double(), 0)
+        norm2_PG = torch.where(valid_PG > 0, norm2_PG.detach().double(), 0)
         for index, strength in enumerate(STRENGTHS):
             baseline_PG = shrunk(
                 rewards_PG, valid_PG, norm2_PG, *self.of_others(rewards_PG, valid_PG, norm2_PG), strength
             )
-            risk = (valid_PG * norm2_PG * (rewards_PG - baseline_PG).square()).sum()
+            risk = (valid_PG * norm2_PG * advantages(rewards_PG, baseline_PG).square()).sum()
             self._new_risk_C[index] += risk.cpu()
         weight_PG = norm2_PG * valid_PG
         new = self._new_sums if self.past_only else self._sums

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, no_grad
 from torch.optim import Optimizer
 
 from oblrpo.estimators.averages import Interval, MomentAverage
 from oblrpo.estimators.kl_adaptive import KLAdaptive
 from oblrpo.estimators.measured_rate import MeasuredRate
+from oblrpo.estimators.measuring import Step, UpdateGauge, mean_kl
 from oblrpo.estimators.moments import Moments
-from oblrpo.estimators.rules import (
-    BatchFacts,
-    Debiased,
-    EffectiveSampleSize,
-    Off,
-    PlugIn,
-    RateSettings,
-    Rule,
-    Step,
-    set_rate,
-)
+from oblrpo.estimators.rate_factors import FACTORS, BatchFacts, RateSettings
+from oblrpo.tables.schedules import SCHEDULES
 
-Mode = Literal["debiased", "plugin", "auto", "kl", "ess", "off"]
-SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
-
-RULES: dict[str, type[Rule]] = {
-    "debiased": Debiased,
-    "plugin": PlugIn,
+MEASURED_RATES: dict[str, Callable[[UpdateGauge, RateSettings], MeasuredRate | KLAdaptive]] = {
     "auto": MeasuredRate,
     "kl": KLAdaptive,
-    "ess": EffectiveSampleSize,
-    "off": Off,
 }
-"""The classes behind the modes of `SNRSchedule`."""
+"""The schedules that set the rate by how far updates move the policy; `FACTORS` has the others."""
 
 
 class SNRSchedule:
@@ -46,7 +31,7 @@ class SNRSchedule:
     eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. There are six modes:
 
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
-    - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2: it cannot brake (`PlugIn`).
+    - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2: it cannot brake.
     - `auto` sets the rate at which a step is as long as the gradients after the last ones say that they should have
       been (`MeasuredRate`); eta_0 is only where it starts.
       Call `confine` after every `optimizer.step()`, give `step` the outputs' mean length, and leave the gradient in
@@ -80,8 +65,9 @@ class SNRSchedule:
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
         updates: how many updates are made on a batch, which `auto` counts as one step.
-        rounds: whether log-probabilities are computed with fewer digits than float32, as in bfloat16. Then `auto` and
-            `kl` lengthen an update while they measure it, and hold a second copy of the parameters meanwhile.
+        low_precision: whether log-probabilities are computed with fewer digits than float32, as in bfloat16. Then
+            `auto` and `kl` lengthen an update while they measure it, and hold a second copy of the parameters
+            meanwhile.
 
     Raises:
         ValueError: an unknown mode or a value out of range.
@@ -98,7 +84,7 @@ class SNRSchedule:
     def __init__(
         self,
         optimizer: Optimizer,
-        mode: Mode = "debiased",
+        mode: str = "debiased",
         *,
         ema: float | None = None,
         floor: float = 0.0,
@@ -108,33 +94,35 @@ class SNRSchedule:
         growth: float = 3.0,
         shrinkage: float = 2.0,
         updates: int = 1,
-        rounds: bool = False,
+        low_precision: bool = False,
     ) -> None:
-        if mode not in RULES:
-            raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(RULES)}.")
-        ema = RULES[mode].memory if ema is None else ema
+        if mode not in SCHEDULES:
+            raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(SCHEDULES)}.")
+        ema = SCHEDULES[mode].memory if ema is None else ema
         if not 0 <= ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got {ema}.")
         if warmup < 0:
             raise ValueError(f"warmup is a number of steps, got {warmup}.")
-        kl = RULES[mode].nats if kl is None else kl
-        self.rule = RULES[mode](RateSettings(optimizer, floor, ceiling, kl, growth, shrinkage, updates, rounds))
+        kl = SCHEDULES[mode].nats if kl is None else kl
+        self.settings = RateSettings(floor, ceiling, kl, growth, shrinkage, updates)
+        self.measures_updates = SCHEDULES[mode].measures_updates
+        """Whether `confine` has to be called after every `optimizer.step()`."""
+        self.rule: MeasuredRate | KLAdaptive | None = None
+        """What sets the rate where updates are measured."""
+        if self.measures_updates:
+            self.rule = MEASURED_RATES[mode](UpdateGauge(optimizer, low_precision), self.settings)
         self.mode, self.warmup, self.optimizer = mode, warmup, optimizer
         self.average = MomentAverage(ema)
         self.factor = 1.0
         self._steps = 0
         self._pending: list[tuple[dict[str, Any], Any, Any]] = []
-        optimizer.register_step_post_hook(lambda *_: self._stepped())
-
-    @property
-    def measures_updates(self) -> bool:
-        """Whether `confine` has to be called after every `optimizer.step()`."""
-        return self.rule.measures_updates
+        self._unmeasured: float | None = None  # the rate of an update that was made and not yet confined
+        optimizer.register_step_post_hook(self._stepped)
 
     @property
     def target_kl(self) -> float:
         """The nats an output that the next update is meant to take; NaN where the schedule has no such aim."""
-        return self.rule.target_kl
+        return math.nan if self.rule is None else self.rule.target_kl
 
     @property
     def smoothed(self) -> Moments:
@@ -188,8 +176,14 @@ class SNRSchedule:
         self.factor = 0.0
         if batch is None or batch.has_gradient:
             self._steps += 1
-            warm = min(1.0, self._steps / self.warmup if self.warmup else 1.0)
-            self.factor = self.rule.factor(self.average, BatchFacts(ess_ratio, mean_length, fresh, headroom)) * warm
+            facts = BatchFacts(ess_ratio, mean_length, fresh, headroom)
+            if self.rule is None:
+                self.factor = FACTORS[self.mode](self.average, facts, self.settings)
+            elif self._unmeasured is None:
+                self.factor = self.rule.factor(self.average, facts)
+            else:
+                raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
+            self.factor *= min(1.0, self._steps / self.warmup if self.warmup else 1.0)
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             set_rate(group, eta_0 * self.factor)
@@ -199,24 +193,31 @@ class SNRSchedule:
     def confine(self, change: Callable[[], Tensor]) -> Step:
         """Measure how far `optimizer.step()` has moved the policy; `auto` shortens an update that went too far.
 
-        `auto` and `kl` need it (`rule.measures_updates`); the other modes only measure.
+        `auto` and `kl` need it (`measures_updates`); the other modes only measure.
 
         Args:
             change: () -> log pi after - log pi before of every token of the batch's outputs, (S, T), 0 where there is
                 none; of whole outputs, (S,), it is noisier. A subsample of outputs will do. It is called again after
-                every change of the update's length. With `rounds`, `auto` and `kl` take differences of it
+                every change of the update's length. With `low_precision`, `auto` and `kl` take differences of it
                 themselves, so that log pi will do for them.
 
         Raises:
             ValueError: a change is NaN or infinite, or `auto` cannot measure it.
         """
-        taken = self.rule.confine(change)
+        used, self._unmeasured = self._unmeasured, None
+        taken = Step(mean_kl(change()), 1.0) if self.rule is None else self.rule.confine(change, used)
         if not math.isfinite(taken.kl):
             raise ValueError("log-probabilities are NaN or infinite after the update.")
         return taken
 
-    def _stepped(self) -> None:
-        self.rule.stepped(max((float(used) for _, _, used in self._pending), default=None))
+    def _stepped(self, *_: Any) -> None:
+        """Take note of the rate that `optimizer.step()` was called at, and put eta_0 back."""
+        if self.rule is not None:
+            if self._unmeasured is not None:
+                raise ValueError(
+                    "two updates in one step: call `step` before and `confine` after each optimizer.step()."
+                )
+            self._unmeasured = max((float(used) for _, _, used in self._pending), default=None)
         self.restore()
 
     def restore(self) -> None:
@@ -228,11 +229,21 @@ class SNRSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain numbers. The settings are the caller's to give again."""
-        average = self.average.state_dict()
-        return {"factor": self.factor, "steps": self._steps, "average": average, "rule": self.rule.state_dict()}
+        average, rule = self.average.state_dict(), {} if self.rule is None else self.rule.state_dict()
+        return {"factor": self.factor, "steps": self._steps, "average": average, "rule": rule}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off; a KeyError where that was another version or mode."""
-        self.rule.load_state_dict(state["rule"])
+        if self.rule is not None:
+            self.rule.load_state_dict(state["rule"])
         self.average.load_state_dict(state["average"])
         self.factor, self._steps = state["factor"], state["steps"]
+
+
+def set_rate(group: dict[str, Any], rate: Any) -> None:
+    """Set a parameter group's rate in place; compiled and capturable optimizers hold on to the tensor."""
+    if isinstance(group["lr"], Tensor):
+        with no_grad():
+            group["lr"].copy_(rate)
+    else:
+        group["lr"] = rate

@@ -21,7 +21,7 @@ up to a constant the same. So C is taken to be greater by s, and the step is A /
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import dataclass
 
 MEMORY = 320.0
 """How many prompts the means reach back."""
@@ -39,30 +39,34 @@ LEAST = 0.01
 """The shortest step; noise would wander below it."""
 
 
+@dataclass
 class Slope:
     """The length of the next step, from what the last ones would have gained had they been longer.
 
     `length` is in root-nats a token, sqrt(KL / T). In units of s, the noise of one prompt, the means of r weigh as many
-    prompts as they are of, beside `BELIEF` prompts that say `FIRST`.
+    prompts as they are of, beside `BELIEF` prompts that say `FIRST`. The fields are sums that forget; with them a run
+    resumes.
     """
 
-    NUMBERS: ClassVar[tuple[str, ...]] = ("_prompts", "_gain", "_square", "_length", "_batches", "_seen")
-
-    def __init__(self) -> None:
-        self._prompts = self._gain = self._square = self._length = self._batches = self._seen = 0.0
+    prompts: float = 0.0
+    gain: float = 0.0
+    square: float = 0.0
+    lengths: float = 0.0
+    batches: float = 0.0
+    seen: float = 0.0
 
     def observe(self, slope: float, length: float, P: float) -> None:
         """Take in the slope r at the end of a step of this length, by the gradient of the P prompts after it."""
         keep = math.exp(-1 / max(MEMORY / P, FEWEST))
-        if self._batches > 2:  # else two alike would bound all that follow
-            bound = OUTLIER * max(self.noise, abs(self._gain / self._prompts) * math.sqrt(P)) / math.sqrt(P)
+        if self.batches > 2:  # else two alike would bound all that follow
+            bound = OUTLIER * max(self.noise, abs(self.gain / self.prompts) * math.sqrt(P)) / math.sqrt(P)
             slope = min(max(slope, -bound), bound) if bound else slope
-        self._seen += 1
-        self._batches = keep * self._batches + 1
-        self._prompts = keep * self._prompts + P
-        self._gain = keep * self._gain + P * slope
-        self._square = keep * self._square + (P * slope) ** 2
-        self._length = keep * self._length + P * length
+        self.seen += 1
+        self.batches = keep * self.batches + 1
+        self.prompts = keep * self.prompts + P
+        self.gain = keep * self.gain + P * slope
+        self.square = keep * self.square + (P * slope) ** 2
+        self.lengths = keep * self.lengths + P * length
 
     @property
     def noise(self) -> float:
@@ -71,25 +75,16 @@ class Slope:
         The mean of few slopes is not known: only the share n / (n + `UNSEEN`) of its square is taken off, n being all
         the batches that were ever seen, so that two slopes that are alike by chance do not look like certainty.
         """
-        if not self._prompts:
+        if not self.prompts:
             return 0.0
-        mean, P = self._gain / self._prompts, self._prompts / self._batches
-        known = self._seen / (self._seen + UNSEEN)
-        among = self._batches / (self._batches - known)  # whatever is known, noise alone comes out as it is
-        return math.sqrt(max(0.0, self._square / self._prompts - known * P * mean**2) * among)
+        mean, P = self.gain / self.prompts, self.prompts / self.batches
+        known = self.seen / (self.seen + UNSEEN)
+        among = self.batches / (self.batches - known)  # whatever is known, noise alone comes out as it is
+        return math.sqrt(max(0.0, self.square / self.prompts - known * P * mean**2) * among)
 
     @property
     def length(self) -> float:
         """The length of the next step in root-nats a token."""
         noise = self.noise
-        slopes = self._gain / noise if noise else 0.0
-        return max(LEAST, (BELIEF * FIRST + (self._length + slopes) / 2) / (BELIEF + self._prompts))
-
-    def state_dict(self) -> dict[str, float]:
-        """Everything that a resumed run needs."""
-        return {name.removeprefix("_"): getattr(self, name) for name in self.NUMBERS}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take up where `state_dict` left off."""
-        for name in self.NUMBERS:
-            setattr(self, name, state[name.removeprefix("_")])
+        slopes = self.gain / noise if noise else 0.0
+        return max(LEAST, (BELIEF * FIRST + (self.lengths + slopes) / 2) / (BELIEF + self.prompts))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oblrpo.evaluation.evaluate import Ids
-from oblrpo.evaluation.statistics import clustered, majority_at, sizes
+from oblrpo.evaluation.statistics import clustered, majority_at
 from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.task import Problem
 
@@ -42,9 +42,8 @@ class BenchmarkGrader:
         self._verdicts_P += verdicts_P
         return [[float(verdict.correct) for verdict in row] for row in verdicts_P], [[True] * n] * len(problems)
 
-    def figures(self, ks: Sequence[int] = ()) -> dict[str, Any]:
+    def figures(self, ks: Sequence[int]) -> dict[str, Any]:
         """Return maj@k of all that was graded, and how much could not be graded, as results hold them."""
-        ks = sizes(ks, len(self._verdicts_P[0]))
         if max(ks) > 1:
             votes = [count_votes(row, self._verifier) for row in self._verdicts_P]
         else:  # in draws of one, which wrong answers are equal does not matter

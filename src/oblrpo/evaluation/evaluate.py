@@ -20,6 +20,8 @@ class Evaluation:
 
     samples: int
     """Completions a problem."""
+    ks: list[int]
+    """Sizes for pass@k and maj@k."""
     rewards_P: list[list[float]]
     """The rewards of each problem, without those that are masked, which count nowhere."""
 
@@ -37,7 +39,7 @@ class Evaluation:
         bounds = (0.0, 1.0) if 0 <= min(flat) <= max(flat) <= 1 else (-math.inf, math.inf)
         return clustered([math.fsum(rewards) / len(rewards) for rewards in self.rewards_P if rewards], *bounds)
 
-    def figures(self, ks: Sequence[int] = (), threshold: float = 1.0) -> dict[str, Any]:
+    def figures(self, threshold: float = 1.0) -> dict[str, Any]:
         """Return problems, samples, avg@k and, where none is masked, pass@k, as results hold them."""
         if not any(self.rewards_P):
             raise InputError("all completions are masked, so there is no reward to be averaged.")
@@ -46,19 +48,20 @@ class Evaluation:
         if not self.masked:
             passed = [sum(value >= threshold for value in rewards) for rewards in self.rewards_P]
             figures["pass@k"] = {
-                str(k): clustered([pass_at(k, c, self.samples) for c in passed]).as_json()
-                for k in sizes(ks, self.samples)
+                str(k): clustered([pass_at(k, c, self.samples) for c in passed]).as_json() for k in self.ks
             }
         return figures
 
 
-def evaluate(batches: Iterable[tuple[list[Problem], list[str], Ids]], samples: int, grade: Grader) -> Evaluation:
-    """Grade batches of problems and their completions, `samples` of each problem after another."""
-    rewards_P: list[list[float]] = []
+def evaluate(
+    batches: Iterable[tuple[list[Problem], list[str], Ids]], samples: int, grade: Grader, ks: Sequence[int] = ()
+) -> Evaluation:
+    """Grade batches of problems and their completions, `samples` of each problem after another; `ks` as of `sizes`."""
+    ks, rewards_P = sizes(ks, samples), list[list[float]]()
     for batch in batches:
         for values_G, valid_G in zip(*grade(*batch), strict=True):
             rewards_P.append([value for value, valid in zip(values_G, valid_G, strict=True) if valid])
-    return Evaluation(samples, rewards_P)
+    return Evaluation(samples, ks, rewards_P)
 
 
 def batches_of(

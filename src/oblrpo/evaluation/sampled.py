@@ -1,4 +1,4 @@
-"""A policy's completions: sampled in batches, kept on disk as they come, continued after a stop."""
+"""Evaluations whose completions are kept on disk as they are drawn, so that one that was stopped continues."""
 
 import hashlib
 import json
@@ -12,10 +12,11 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
+from oblrpo.evaluation.evaluate import Evaluation, Grader, batches_of, evaluate
 from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
 from oblrpo.policy.model import ROOM
-from oblrpo.rollout import TransformersSampler, VLLMSampler
+from oblrpo.rollout import Rollouts, TransformersSampler, VLLMSampler
 from oblrpo.runs import locked, read_rows, write_atomically
 from oblrpo.seeds import seed_of
 from oblrpo.settings import SamplingConfig
@@ -65,9 +66,12 @@ class SavedCompletions:
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
-    def read(self, questions: Sequence[Any]) -> tuple[list[list[str]], dict[str, Any]]:
-        """Return the completions of each question that was asked, and what a result says of how they were drawn."""
-        rows = self.rows()
+    def read(self, questions: Sequence[Any]) -> tuple[list[list[str]], list[list[int]] | None, dict[str, Any]]:
+        """Return the completions of each question, their tokens where all are kept, and how they were drawn.
+
+        Questions beyond those that were asked are left out.
+        """
+        rows = sorted(self.rows(), key=lambda row: row.get("index", 0))
         if not rows:
             raise InputError(f"{self.file} holds no completions to grade; check --output.")
         settings = self.settings()
@@ -80,12 +84,9 @@ class SavedCompletions:
         if counted := [row for row in rows if "tokens" in row]:
             lengths["mean_length"] = sum(row["tokens"] for row in counted) / len(counted)
             lengths["clipped_ratio"] = sum(bool(row["clipped"]) for row in counted) / len(counted)
-        return read_completions(self.file, len(asked)), lengths | {"settings": settings}
-
-    def ids(self) -> list[list[int]] | None:
-        """Return the tokens of the completions, in the order of problems, where all of them are there."""
-        ids: list[Any] = [row.get("completion_ids") for row in sorted(self.rows(), key=lambda row: row["index"])]
-        return None if None in ids else ids
+        ids: list[Any] = [row.get("completion_ids") for row in rows]
+        completions = read_completions(self.file, len(asked))
+        return completions, None if None in ids else ids, lengths | {"settings": settings}
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the figures to FOLDER/NAME.result.json."""
@@ -101,98 +102,112 @@ class SavedCompletions:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def evaluate_saved(
+    policy: Policy | None,
+    sampler: Callable[[], TransformersSampler | VLLMSampler],
+    problems: Sequence[Problem],
+    grade: Grader,
+    sampling: SamplingConfig,
+    saved: SavedCompletions,
+    ks: Sequence[int] = (),
+    progress: Callable[[int, int, Sequence[str]], None] = lambda done, total, notes: None,
+    with_ids: bool = False,
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Draw the completions that are missing, grade all of them, and return what they earned and how they were drawn.
+
+    Without a policy nothing is drawn. `ks` are as of `sizes`, and the rest is as of `collect`.
+    """
+    if policy is not None:
+        collect(policy, sampler, problems, sampling, saved, progress, with_ids)
+    completions, ids, how_drawn = saved.read(questions_of(problems))
+    problems, ids = problems[: len(completions)], ids if with_ids else None
+    batches = batches_of(problems, completions, sampling.problems_per_batch, ids)
+    return evaluate(batches, len(completions[0]), grade, ks), how_drawn
+
+
 def collect(
     policy: Policy,
     sampler: Callable[[], TransformersSampler | VLLMSampler],
     problems: Sequence[Problem],
-    questions: Sequence[Any],
-    template: str,
-    asked: SamplingConfig,
+    sampling: SamplingConfig,
     saved: SavedCompletions,
     progress: Callable[[int, int, Sequence[str]], None] = lambda done, total, notes: None,
     with_ids: bool = False,
-) -> list[dict[str, Any]]:
-    """Return rows {index, sample, completion, tokens, clipped} of every problem; those on disk already are kept.
+) -> None:
+    """Draw completions {index, sample, completion, tokens, clipped} of every problem; those on disk already are kept.
 
     Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
-
-    `problems` are `questions` put into `template`; questions tell later whether completions answer the same data.
     `sampler` returns what draws, and is called only where something is missing. `progress` is called with the numbers
     of problems that are done, and of all, and at first with what a user should know before. Rows may have
     `completion_ids`, too.
     """
-    prompts, length = [problem.prompt for problem in problems], asked.max_completion_length
+    prompts, length = [problem.prompt for problem in problems], sampling.max_completion_length
     if length is None:
         longest, length = policy.room(prompts, LONGEST)
-        length = asked.fit(longest, length, ROOM)
+        length = sampling.fit(longest, length, ROOM)
     else:
-        asked.fit(max(policy.lengths(prompts, length)), length, least=length)
-    draws = {name: getattr(asked, name) for name in OF_DRAWS} | {"max_completion_length": length}
-    if asked.sampler == "vllm":
-        draws |= {"sampler": "vllm", "sampler_dtype": asked.vllm.dtype}
-    settings = settings_of(policy, problems[0].prompt, questions, template, draws)
+        sampling.fit(max(policy.lengths(prompts, length)), length, least=length)
+    draws = {name: getattr(sampling, name) for name in OF_DRAWS} | {"max_completion_length": length}
+    if sampling.sampler == "vllm":
+        draws |= {"sampler": "vllm", "sampler_dtype": sampling.vllm.dtype}
+    settings = settings_of(policy, problems, sampling.prompt_template, draws)
     saved.open(settings)
-    size, total = asked.problems_per_batch, len(problems)
+    size, total = sampling.problems_per_batch, len(problems)
     progress(0, total, settings.get("notes", ()))
     with locked(saved.file):
         rows = saved.rows()
         have = Counter(row.get("index") for row in rows)
         starts = range(0, total, size)
-        whole = {
+        finished = {
             start
             for start in starts
-            if all(have[index] == asked.samples for index in range(start, min(start + size, total)))
+            if all(have[index] == sampling.samples for index in range(start, min(start + size, total)))
         }
-        kept = [row for row in rows if row["index"] // size * size in whole]
-        if len(whole) < len(starts):
-            saved.keep(kept)  # without an unfinished last line, which the next would continue
+        if len(finished) < len(starts):  # without an unfinished last line, which the next would continue
+            saved.keep([row for row in rows if row["index"] // size * size in finished])
         for start in starts:
-            if start not in whole:
-                drawn = _batch(sampler(), problems[start : start + size], start, asked, length, with_ids)
-                saved.append(drawn)
-                kept += drawn
+            if start not in finished:
+                draws_with = sampler()
+                with policy.seeded(seed_of(sampling.seed, start)):
+                    drawn = draws_with.sample(
+                        prompts[start : start + size], sampling.samples, length, sampling.temperature, sampling.top_p
+                    )
+                saved.append(_rows(drawn, start, sampling.samples, with_ids))
             progress(min(start + size, total), total, ())
-    return sorted(kept, key=lambda row: (row["index"], row["sample"]))
 
 
-def _batch(
-    sampler: TransformersSampler | VLLMSampler,
-    problems: Sequence[Problem],
-    start: int,
-    asked: SamplingConfig,
-    length: int,
-    with_ids: bool,
-) -> list[dict[str, Any]]:
-    prompts = [problem.prompt for problem in problems]
-    with sampler.policy.seeded(seed_of(asked.seed, start)):
-        drawn = sampler.sample(prompts, asked.samples, length, asked.temperature, asked.top_p)
+def _rows(drawn: Rollouts, start: int, samples: int, with_ids: bool) -> list[dict[str, Any]]:
+    """The rows of a batch that begins with problem `start`."""
     figures = zip(drawn.completions, drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist(), strict=True)
-    ids = [{"completion_ids": row} for row in drawn.ids()] if with_ids else [{}] * len(drawn.completions)
-    return [
-        {"index": start + s // asked.samples, "sample": s % asked.samples, "completion": text, "tokens": tokens,
-         "clipped": clipped} | ids[s]
+    rows = [
+        {"index": start + s // samples, "sample": s % samples, "completion": text, "tokens": tokens, "clipped": clipped}
         for s, (text, tokens, clipped) in enumerate(figures)
-    ]  # fmt: skip
+    ]
+    return [row | {"completion_ids": ids} for row, ids in zip(rows, drawn.ids(), strict=True)] if with_ids else rows
 
 
-def settings_of(
-    policy: Policy, prompt: Any, questions: Sequence[Any], template: str, draws: dict[str, Any]
-) -> dict[str, Any]:
-    """Return all that the completions depend on, with one whole prompt as the model reads it."""
+def settings_of(policy: Policy, problems: Sequence[Problem], template: str, draws: dict[str, Any]) -> dict[str, Any]:
+    """Return all that the completions depend on, with one prompt as the model reads it."""
+    first = problems[0].prompt
     return {
         "model": policy.name,
         "weights": digest_of_weights(policy.model),
-        "problems": len(questions),
-        "questions": digest_of_questions(questions),
+        "problems": len(problems),
+        "questions": digest_of_questions(questions_of(problems)),
         "prompt_template": template,
-        "first_prompt": policy.format.text(policy.tokenizer, prompt),
+        "first_prompt": policy.format.text(policy.tokenizer, first),
         "chat": bool(policy.format.chat),
-        **({"notes": notes} if (notes := policy.format.notes(policy.tokenizer, [prompt])) else {}),
+        **({"notes": notes} if (notes := policy.format.notes(policy.tokenizer, [first])) else {}),
         "ends": policy.end_words,
         "precision": "bfloat16 arithmetic" if policy.bf16 else str(policy.model.dtype).removeprefix("torch."),
         **draws,
         "version": version("oblrpo"),
     }
+
+
+def questions_of(problems: Sequence[Problem]) -> list[Any]:
+    """Return problems without their template, by which completions are known to answer the same data."""
+    return [problem.question or problem.prompt for problem in problems]
 
 
 def digest_of_questions(questions: Sequence[Any]) -> str:

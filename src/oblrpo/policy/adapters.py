@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from oblrpo.errors import InputError, pip_install
-from oblrpo.policy.files import check_complete
+from oblrpo.policy.files import check_complete, explained
 from oblrpo.settings import PolicyConfig
 
 ADAPTER = "adapter_config.json"
@@ -33,12 +33,9 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
-            return peft.get_peft_model(model, lora)
-    except (ValueError, TypeError, ImportError) as error:
-        raise InputError(f"PEFT refuses the adapter: {' '.join(str(error).split())[:300]}") from None
+    with explained("PEFT refuses the adapter"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
+        return peft.get_peft_model(model, lora)
 
 
 def without_adapters(model: Any) -> Any:
@@ -63,16 +60,11 @@ def base_of(folder: str) -> str | None:
 def load_adapter(model: Any, folder: str, train: bool) -> Any:
     """Return the model with the adapters of a folder, ready to be trained on if they are to be."""
     peft = _peft()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
-            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
-            adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=train, use_safetensors=True)
+    with explained(f"cannot load the adapters in {folder}"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
+        adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=train, use_safetensors=True)
         _read_weights(adapted, folder)
-    except InputError:
-        raise
-    except Exception as error:  # PEFT raises many kinds
-        raise InputError(f"cannot load the adapters in {folder}: {' '.join(str(error).split())[:300]}") from error
     return adapted
 
 
@@ -90,16 +82,16 @@ def check_trained(model: Any) -> None:
             "the one that is to be trained, model.set_adapter(NAME)."
         )
     if model.active_peft_config.is_prompt_learning:  # saved is what the encoder makes, if there is one
-        lost = [name for name, _ in model.prompt_encoder.named_parameters() if not name.endswith("embedding.weight")]
+        missing = [name for name, _ in model.prompt_encoder.named_parameters() if not name.endswith("embedding.weight")]
         cure = "learn a prompt without an encoder, such as prompt tuning's"
     else:
-        held = _peft().get_peft_model_state_dict(model, adapter_name=active[0], save_embedding_layers=False)
-        places = {weight.data_ptr() for weight in held.values()}
+        saved = _peft().get_peft_model_state_dict(model, adapter_name=active[0], save_embedding_layers=False)
+        places = {weight.data_ptr() for weight in saved.values()}
         trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        lost = [name for name, weight in trained.items() if weight.data_ptr() not in places]
+        missing = [name for name, weight in trained.items() if weight.data_ptr() not in places]
         cure = "freeze it (requires_grad_(False)), or name its module in modules_to_save"
-    if lost:
-        raise InputError(f"{lost[0]} is trained, but PEFT does not save it with the adapter {active[0]!r}: {cure}.")
+    if missing:
+        raise InputError(f"{missing[0]} is trained, but PEFT does not save it with the adapter {active[0]!r}: {cure}.")
 
 
 def save_adapter(model: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a chat template shows of messages, and what it passes over."""
+"""What a chat template shows of messages, and what it ignores."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Conversation:
 
     def generation_prompt(self) -> str:
         """What stands behind the last message where the model's turn begins; nothing if answers are not shown."""
-        asked, answered = (
+        question, answered = (
             shown_or_nothing(each).rpartition(self.messages[-1]["content"])[1:] for each in (self, self.answered())
         )
         before, answer, _ = answered[1].partition(ANSWER)
-        return (asked[1].strip() or before.strip()) if all(answered) and answer else ""
+        return (question[1].strip() or before.strip()) if all(answered) and answer else ""
 
-    def lost(self, own: Iterable[str]) -> str:
-        """Return in words the first thing that the template passes over, or nothing.
+    def ignored(self, own: Iterable[str]) -> str:
+        """Return in words the first thing that the template ignores, or nothing.
 
         That is one of the arguments `own`, a key of SAID or the content of a message; or a content comes out as Python
         writes it. `notes` says of the system prompt and of other keys.
         """
         for name in own:
-            if self._passes_over(name):
+            if self._ignores(name):
                 return f"{name!r} (of the columns tools and chat_template_kwargs)"
         for index, message in enumerate(self.messages):
             role, content = message["role"], message.get("content", "")
@@ -70,12 +70,12 @@ class Conversation:
                     return f"the content of message {index} ({role}), {kind_of(content)}, but as Python writes it"
         return ""
 
-    def notes(self, asked: Iterable[str]) -> list[str]:
-        """Return what the template ignores: arguments `asked` for, the system prompt, keys, add_generation_prompt."""
+    def notes(self, given: Iterable[str]) -> list[str]:
+        """Return what the template ignores: arguments `given`, the system prompt, keys, add_generation_prompt."""
         notes = [
             f"the model's chat template ignores {name!r} of chat_template_args.{did_you_mean(name, self._words)}"
-            for name in asked
-            if self._passes_over(name)
+            for name in given
+            if self._ignores(name)
         ]
         system = next((index for index, message in enumerate(self.messages) if message["role"] == "system"), None)
         if system is not None and self._same(self._with(system, content=ANSWER)):
@@ -98,7 +98,7 @@ class Conversation:
     def _words(self) -> frozenset[str]:
         return words_of(self.tokenizer.get_chat_template(self.args.get("chat_template"), self.args.get("tools")))
 
-    def _passes_over(self, name: str) -> bool:
+    def _ignores(self, name: str) -> bool:
         """Whether the template neither reads an argument nor changes with it."""
         rest = {key: value for key, value in self.args.items() if key != name}
         return name not in self._words and self._same(replace(self, args=rest))
@@ -123,6 +123,6 @@ def shown_or_nothing(conversation: Conversation) -> str:
 @lru_cache
 def words_of(template: str) -> frozenset[str]:
     """Return the names and strings in the code of a template."""
-    from jinja2 import Environment  # which shows templates, and whoever has none may lack
+    from jinja2 import Environment  # which is needed for templates only
 
     return frozenset(word.strip("'\"") for _, kind, word in Environment().lex(template) if kind in {"name", "string"})

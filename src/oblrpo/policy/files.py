@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from oblrpo.errors import InputError, nearby
@@ -10,6 +11,22 @@ from oblrpo.errors import InputError, nearby
 OF_RECIPES = "models/"  # where they keep what they fetch
 FETCH = " A recipe's first lines say how to fetch its model."
 LOCAL = ("/", "./", "../", "~", OF_RECIPES, "runs/")  # how names begin that none on the hub has
+
+
+@contextmanager
+def explained(what: str, hint: str = ".") -> Iterator[None]:
+    """Refuse in one sentence, `what` and the reason, where a library raises anything: they raise many kinds."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what}: {reason(error)}{hint}") from error
+
+
+def reason(error: Exception) -> str:
+    """What a library says went wrong, in one line that ends without a full stop."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 
 def is_gguf(name: str) -> bool:
@@ -44,6 +61,6 @@ def check_complete(
         weight, *shapes = min(other_shapes, key=lambda row: row[0])
         there, needed = (tuple(shape) if isinstance(shape, (list, tuple)) else shape for shape in shapes)
         raise InputError(
-            f"cannot load the model {name!r}: {weight} has the shape {there}, where its config asks for {needed}; "
+            f"cannot load the model {name!r}: {weight} has the shape {there}, but its config wants {needed}; "
             "fetch config and weights again, from one place."
         )

@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblrpo.errors import InputError, pip_install
-from oblrpo.policy.files import check_complete
+from oblrpo.policy.files import check_complete, explained
 
 NEEDED = ("gguf", "accelerate")
 
@@ -25,7 +25,7 @@ def read_gguf_tokenizer(name: str) -> Any:
 
 
 def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
-    """Return the causal LM of a GGUF file, every weight dequantised to `dtype`; its name is the file's whole path.
+    """Return the causal LM of a GGUF file, every weight dequantised to `dtype`; its name is the file's absolute path.
 
     transformers refuses to save what it has read from a GGUF, so the weights go into a model of the same config: for
     a moment they are there twice.
@@ -62,11 +62,6 @@ def _read(name: str, kind: Any, **options: Any) -> Any:
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
             raise InputError(f"{failed}: a GGUF file needs {package}; install it with: {pip_install('gguf')}")
-    try:
-        with redirect_stderr(io.StringIO()):  # for a progress bar that transformers has no switch for
-            return kind.from_pretrained(str(path.parent.resolve()), gguf_file=path.name, **options)
-    except Exception as error:  # transformers raises many kinds; a file that was cut off ends in any of them
-        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-        raise InputError(
-            f"{failed}: {reason}; is the file whole, and its architecture one that transformers reads from GGUF?"
-        ) from error
+    hint = "; is the file complete, and its architecture one that transformers reads from GGUF?"
+    with explained(failed, hint), redirect_stderr(io.StringIO()):  # for a progress bar that has no switch
+        return kind.from_pretrained(str(path.parent.resolve()), gguf_file=path.name, **options)

@@ -32,7 +32,7 @@ from oblrpo.policy.adapters import (
     load_adapter_weights,
     without_adapters,
 )
-from oblrpo.policy.files import check_complete, check_is_there, is_gguf
+from oblrpo.policy.files import check_complete, check_is_there, explained, is_gguf, reason
 from oblrpo.policy.gguf import read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
@@ -43,7 +43,7 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "merges*", "*.model*", "*.tiktoken",
 
 
 def make_policy(config: PolicyConfig) -> Policy:
-    """Return the policy that the config asks for: built with random weights, or loaded."""
+    """Return the policy that the config names: built with random weights, or loaded."""
     check_policy(config)
     return load_policy(config.model, config) if config.model else _built(byte_tokenizer(), config)
 
@@ -55,15 +55,11 @@ def stand_in(config: PolicyConfig) -> Policy:
     """
     name, longest = base_of(config.model) or config.model, 2**20
     check_is_there(name)
-    try:
+    with explained(f"cannot find the model {config.model!r}"):
         tokenizer = _tokenizer(config.model, config)
         if not is_gguf(name):
             of_model = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
             longest = getattr(of_model, "max_position_embeddings", longest)
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
-        raise InputError(f"cannot find the model {config.model!r}: {_reason(error)}.") from None
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": longest}
     return _built(tokenizer, PolicyConfig(model_args=sizes, device=config.device))
 
@@ -81,7 +77,7 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
         eos_token="<eos>",
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        split_special_tokens=True,  # "<eos>" in somebody's prompt is five bytes, not the end
+        split_special_tokens=True,  # "<eos>" in a prompt is five bytes, not the end
     )
 
 
@@ -122,13 +118,9 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
             f"the checkpoint {name} is damaged ({wrong}): take another. If you changed it yourself, remove its "
             f"{SUMS} first."
         )
-    try:
+    with explained(f"cannot load the model {name!r}"):
         tokenizer = _tokenizer(name, config)
-        model = _model(_whole(base or name), config, device)
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
-        raise InputError(f"cannot load the model {name!r}: {_reason(error)}.") from error
+        model = _model(_absolute(base or name), config, device)
     if not config.load_in_4bit:
         model = model.to(device)
     if base:
@@ -137,7 +129,7 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
         raise InputError(f"{name!r} holds adapters; to train them, fetch them and give their folder as the model.")
     elif config.lora:
         model = add_adapter(model, config)
-    return _policy(model, tokenizer, config, _whole(name))
+    return _policy(model, tokenizer, config, _absolute(name))
 
 
 def adopt_policy(
@@ -161,16 +153,12 @@ def adopt_policy(
     if config.lora:
         model = add_adapter(model, config)
     if checkpoint:
-        try:
+        with explained(f"cannot load {checkpoint} into the model that was given"):
             if getattr(model, "peft_config", None):
                 load_adapter_weights(model, checkpoint)
             else:
                 saved = _read(type(model), str(checkpoint), dtype=model.dtype, use_safetensors=True)
                 model.load_state_dict(saved.state_dict())
-        except InputError:
-            raise
-        except Exception as error:  # transformers and PEFT raise many kinds
-            raise InputError(f"cannot load {checkpoint} into the model that was given: {_reason(error)}.") from error
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     if train and not trained:
         raise InputError("no parameter of the model is to be trained; set requires_grad, or add adapters with lora.")
@@ -245,11 +233,6 @@ def _read(kind: Any, name: str, **options: Any) -> Any:
     return model
 
 
-def _reason(error: Exception) -> str:
-    """What a library says went wrong, in one line that ends without a full stop."""
-    return " ".join(str(error).split())[:300].rstrip(".")
-
-
 def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:
     if config.gradient_checkpointing:
         # transformers 5.x renames it
@@ -289,7 +272,7 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
             raise
         raise InputError(
             f"{which} has weights in {' and '.join(types)}, which its layers do not take together "
-            f"({_reason(error)}): load it in one of them, or compute in bfloat16 (bf16)."
+            f"({reason(error)}): load it in one of them, or compute in bfloat16 (bf16)."
         ) from None
     return policy
 
@@ -304,6 +287,6 @@ def _device(name: str) -> torch.device:
         raise InputError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def _whole(name: str) -> str:
-    """Return a folder or file by its whole path, so that adapters still know their model in another current folder."""
+def _absolute(name: str) -> str:
+    """Return a folder or file by its absolute path, by which adapters find their model from any current folder."""
     return str(Path(name).resolve()) if Path(name).is_dir() or is_gguf(name) else name

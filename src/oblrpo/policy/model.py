@@ -26,8 +26,10 @@ READING, CALLS = 24, {"cpu": 10**8, "cuda": 2 * 10**12}
 
 On a CPU SmolLM2's took as long as about 24 tokens; a GPU's is a reckoning (30 ms of calls, 400 TFLOP/s), not measured.
 """
+BLOCK = 1024
+"""Prompts that are tokenized at a time where only their lengths are kept."""
 ROOM = 64
-"""Tokens that a completion keeps, where nobody has said how many and the model's context leaves few."""
+"""Tokens that a completion keeps, where no number is set and the model's context leaves few."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,15 @@ class Policy:
         self._check_fit(prompts, map(len, rows), room)
         return rows
 
-    def lengths(self, prompts: Sequence[Prompt], room: int = 0) -> list[int]:
-        """Return the number of tokens of each prompt, checked as in `encode`; in a large data set they are not kept."""
-        if self._knows_all:
-            lengths = self.format.lengths(self.tokenizer, prompts)
-        else:
-            lengths = list(map(len, self.tokens(prompts)))
-        self._check_fit(prompts, lengths, room)
+    def lengths(self, prompts: Sequence[Prompt], room: int | None = 0) -> list[int]:
+        """Return the number of tokens of each prompt, checked as in `encode` unless `room` is None.
+
+        The tokens themselves are not kept, which may be many.
+        """
+        blocks = (prompts[start : start + BLOCK] for start in range(0, len(prompts), BLOCK))
+        lengths = [len(row) for block in blocks for row in self.tokens(block)]
+        if room is not None:
+            self._check_fit(prompts, lengths, room)
         return lengths
 
     def room(self, prompts: Sequence[Prompt], most: int, spare: int = 1) -> tuple[int, int]:
@@ -246,9 +250,9 @@ class Policy:
         It is None where they are more: soft-capped, scaled, or adapted. Which it is, is tried on two tokens: the
         product must give the model's own logits, bit by bit.
         """
-        whole = without_adapters(self.model)
-        linear = whole.get_output_embeddings()
-        if type(linear) is not nn.Linear or whole.base_model is whole:
+        full = without_adapters(self.model)
+        linear = full.get_output_embeddings()
+        if type(linear) is not nn.Linear or full.base_model is full:
             return None
         ids_ST = torch.tensor([[0, 1]], device=self.device)
         with self.arithmetic():

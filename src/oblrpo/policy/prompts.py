@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-from transformers import PreTrainedTokenizerFast
+from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.policy.chat_template import ANSWER, Conversation, shown_or_nothing
@@ -16,22 +12,11 @@ from oblrpo.policy.chat_template import ANSWER, Conversation, shown_or_nothing
 Prompt = str | Sequence[Mapping[str, Any]]
 """A prompt is text, or messages: `oblrpo.tasks.task.Messages` may bring arguments of the template."""
 
-SECONDS = 60.0
-"""How long templates may take; a thousand prompts take a tenth of a second by those that models come with."""
-
-BLOCK = 1024
-"""Prompts that are tokenized at a time where only their lengths are kept."""
-
 SET = "set --chat (chat=True in Python)"
 BARE = (
     "the model has a chat template, but the prompts are plain text and do not go through it. That suits a base model; "
     f"for an instruct model {SET}. --no-chat hides this line."
 )
-
-CALLS = ("__call__", "_encode_plus")
-"""What a class of tokenizers has of its own if it reads text in its own way."""
-
-Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True)
@@ -39,7 +24,7 @@ class PromptFormat:
     """How prompts become tokens: text as it is, messages by the tokenizer's chat template."""
 
     chat: bool | None = None
-    """Whether text, too, is shown to the model as a message of the user; None, where nobody has said, is no."""
+    """Whether text, too, is shown to the model as a message of the user; None, where it is not set, is no."""
     system_prompt: str = ""
     """First message of a conversation that has no system message."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
@@ -59,11 +44,8 @@ class PromptFormat:
                 # A text that a chat template has made brings the tokens with it that begin one.
                 begun = before if ids[:before] == ids[before : 2 * before] else 0
                 rows[row] = ids[begun : len(ids) - behind]
-        if messages:
-            limit = SECONDS * (1 + len(prompts) // 1000)
-            shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], limit)
-            for row, text in zip(messages, shown, strict=True):
-                rows[row] = tokenizer(text, add_special_tokens=False).input_ids
+        for row in messages:
+            rows[row] = tokenizer(self.text(tokenizer, prompts[row]), add_special_tokens=False).input_ids
         if not all(rows):
             raise InputError("a prompt is empty; the policy needs at least one token to continue.")
         return rows
@@ -77,26 +59,9 @@ class PromptFormat:
 
         Messages `behind` the answer follow there.
         """
-        shown = in_time(lambda: shown_or_nothing(self._conversation(tokenizer, prompt).answered(*behind)), SECONDS)
+        shown = shown_or_nothing(self._conversation(tokenizer, prompt).answered(*behind))
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
-
-    def lengths(self, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the number of tokens of each prompt; the tokens of a large data set are never there all at once."""
-        lengths: list[int] = []
-        own = any(getattr(type(tokenizer), name, None) is not getattr(PreTrainedTokenizerFast, name) for name in CALLS)
-        special = tuple(tokenizer.all_special_tokens)  # a text may begin with what the tokenizer puts before texts
-        for start in range(0, len(prompts), BLOCK):
-            block = prompts[start : start + BLOCK]
-            if own or not all(self.is_text(text) and not str(text).startswith(special) for text in block):
-                lengths += map(len, self.tokens(tokenizer, block))
-                continue
-            # The call says how a text is read, and prepares what stands behind it, which takes a third of its time.
-            first = len(self.tokens(tokenizer, block[:1])[0])
-            counts = list(map(len, tokenizer.backend_tokenizer.encode_batch_fast(list(block))))
-            ours = [first + count - counts[0] for count in counts]
-            lengths += ours if min(ours) > 0 else map(len, self.tokens(tokenizer, block))
-        return lengths
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads."""
@@ -113,9 +78,9 @@ class PromptFormat:
             raise InputError(
                 f"the model's chat template refuses {where}: {' '.join(str(error).split())[:200]}."
             ) from None
-        if lost := conversation.lost(getattr(prompt, "template_args", {})):
+        if ignored := conversation.ignored(getattr(prompt, "template_args", {})):
             raise InputError(
-                f"{where}: the model's chat template does not show {lost}; remove it, or give the model a template "
+                f"{where}: the model's chat template does not show {ignored}; remove it, or give the model a template "
                 "that shows it."
             )
         return shown
@@ -132,11 +97,10 @@ class PromptFormat:
             given = {"system_prompt": self.system_prompt, "chat_template_args": self.template_args}
             if idle := " and ".join(name for name, value in given.items() if value):
                 return [f"{idle} has no effect: the prompts are plain text and skip the chat template; {SET}."]
-            # A text that somebody has put into a template holds what that puts between a question and its answer.
-            asked = self._conversation(tokenizer, "A question")
-            turn = "" if self.chat is False else in_time(asked.generation_prompt, SECONDS)
+            # A text that went through a template before holds what that puts between a question and its answer.
+            turn = "" if self.chat is False else self._conversation(tokenizer, "A question").generation_prompt()
             return [BARE] if turn and not any(turn.splitlines()[0] in prompt for prompt in prompts) else []
-        return in_time(lambda: self._conversation(tokenizer, shown).notes(self.template_args), SECONDS)
+        return self._conversation(tokenizer, shown).notes(self.template_args)
 
     def _conversation(self, tokenizer: Any, prompt: Prompt) -> Conversation:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
@@ -147,45 +111,8 @@ class PromptFormat:
 
 def _added(tokenizer: Any, text: str) -> tuple[int, int]:
     """How many tokens the tokenizer puts before and behind every text by itself, shown by a text that has tokens."""
-    bare, whole = (tokenizer(text, add_special_tokens=on).input_ids for on in (False, True))
+    bare, full = (tokenizer(text, add_special_tokens=on).input_ids for on in (False, True))
     if not bare:
         return 0, 0
-    before = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole) - len(bare))
-    return before, len(whole) - len(bare) - before
-
-
-class TooSlow(BaseException):  # which nobody else is to catch
-    """The time of a chat template was up: its code comes with a model, and may loop for years."""
-
-    def __str__(self) -> str:
-        return f"it takes longer than {SECONDS:g} seconds"
-
-
-def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
-    """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
-
-    One operation of the interpreter's own, such as a power of huge numbers, is waited for.
-    """
-    caller, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
-
-    def throw(what: Any) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(caller, what)
-
-    def late() -> None:
-        with lock:
-            if not over.is_set():
-                throw(ctypes.py_object(TooSlow))
-
-    timer = threading.Timer(seconds, late)
-    timer.daemon = True
-    timer.start()
-    try:
-        try:
-            return function()
-        finally:
-            timer.cancel()
-            with lock:
-                over.set()
-                throw(None)  # what was thrown and has not arrived
-    except TooSlow as error:
-        raise InputError(f"the model's chat template is refused: {error}.") from None
+    before = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), len(full) - len(bare))
+    return before, len(full) - len(bare) - before

@@ -15,7 +15,7 @@ class Sequences:
     """S rows of T tokens, and which of them the policy drew itself.
 
     A row is padding, a prompt, and a completion followed by padding. In a completion the policy's own tokens may
-    alternate with words of somebody else, such as a tool: the policy reads those, but they have no log-probability.
+    alternate with words of another source, such as a tool: the policy reads those, but they have no log-probability.
 
     Args:
         ids_ST: the tokens.

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from oblrpo.intervals import GeometricMean, Mean
-from oblrpo.report.html import seen, text
+from oblrpo.report.html import markup, seen
 
 INK = "#123456"
 """A colour that stands for the page's text colour until the SVG is written, so that light and dark both work."""
@@ -36,14 +37,6 @@ class Line:
     dots: Sequence[float | None] | None = None
 
 
-@dataclass(frozen=True)
-class Level:
-    """A dotted line across the chart, and its name."""
-
-    y: float
-    label: str
-
-
 def chart(
     title: str,
     lines: Sequence[Line],
@@ -52,10 +45,13 @@ def chart(
     log_x: bool = False,
     ylabel: str = "",
     note: str = "",
-    levels: Sequence[Level] = (),
-    height: float = HEIGHT,
-) -> str:
-    """Draw curves over one x axis; `logarithmic` is about the y axis, `ylabel` its unit, `note` says how to read it."""
+    levels: Sequence[tuple[float, str]] = (),
+    height: float = 0.0,
+) -> Markup:
+    """Draw curves over one x axis, and dotted `levels` (y, name) across it.
+
+    `logarithmic` is about the y axis, `ylabel` its unit, `note` says how to read it. A `height` of 0 suits the legend.
+    """
 
     def draw(axes: Axes) -> None:
         for number, line in enumerate(lines):
@@ -66,17 +62,18 @@ def chart(
             axes.set_yscale("log")
         if not any(value is not None for line in lines for value in line.y):
             axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center")
-        for level in levels:
-            axes.axhline(level.y, color=INK, linewidth=1, linestyle=":", label=level.label)
+        for y, name in levels:
+            axes.axhline(y, color=INK, linewidth=1, linestyle=":", label=name)
         if len(lines) + len(levels) > 1:
             legend(axes)
 
+    height = height or below_legend([line.label for line in lines])
     return drawing(title, xlabel, draw, height, ylabel, note)
 
 
 def drawing(
     title: str, xlabel: str, draw: Callable[[Axes], None], height: float = HEIGHT, ylabel: str = "", note: str = ""
-) -> str:
+) -> Markup:
     """Draw what `draw` puts on the axes, 5 inches wide, as a <figure> with its title and a note."""
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"svg.fonttype": "none", "svg.hashsalt": "oblrpo"}
@@ -99,9 +96,9 @@ def drawing(
     svg = seen(buffer.getvalue())
     svg = re.sub(INK, "currentColor", svg[svg.index("<svg") :])
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # a page has many charts, and an id must be one element's
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{text(title)}"', 1)
-    small = f" <small>{text(note)}</small>" if note else ""
-    return f"<figure><figcaption><b>{text(title)}</b>{small}</figcaption>{svg}</figure>"
+    named = Markup(svg.replace("<svg", markup('<svg role="img" aria-label="{}"', title), 1))
+    small = markup(" <small>{}</small>", note) if note else Markup("")
+    return markup("<figure><figcaption><b>{}</b>{}</figcaption>{}</figure>", title, small, named)
 
 
 def _plain_ticks(axis: Axis) -> None:

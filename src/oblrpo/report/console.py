@@ -101,7 +101,7 @@ def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | N
         found = watch.found.values()
         lines += [_curve(steps), *(f"{each.name}: {each.sentence}" for each in found if each.condition.updated)]
         lines += [f"{each.name}: reported after step {each.found}, not seen since step {each.until}" for each in
-                  warned.values() if not each.condition.updated and each.until < watch.course.judged]  # fmt: skip
+                  warned.values() if not each.condition.updated and each.until < watch.course.compared]  # fmt: skip
     if measured:
         ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")

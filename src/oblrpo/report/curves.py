@@ -1,161 +1,74 @@
-"""The curves of a run's metrics, step by step."""
+"""The curves of a run's metrics, step by step, as the rows of `tables.metrics.CHARTS` say."""
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from markupsafe import Markup
+
 from oblrpo.intervals import Z95, around, smooth
-from oblrpo.report.charts import Level, Line, chart
-from oblrpo.report.record import RunRecord
+from oblrpo.report import charts
+from oblrpo.report.charts import Line
+from oblrpo.report.record import RunRecord, accuracy_margin
 from oblrpo.runs import Metrics
+from oblrpo.tables.metrics import WINDOW, Chart
 
-WINDOW = 9  # how many steps the moving averages of batches take
-WIDE = 20.0  # an axis is logarithmic where the greatest value is more than so many times the least
-SHOWN_WIDER = 10.0  # an open end of an interval of the critical batch is drawn at so many times all else
+LOGARITHMIC_FROM = 20.0  # an axis is logarithmic where the greatest value is more than so many times the least
+OPEN_END = 10.0  # an open end of an interval of the critical batch is drawn at so many times all else
 
 
-def learning(record: RunRecord) -> list[str]:
-    """Draw reward and held-out accuracy, and the share of prompts without a gradient."""
-    note = (
-        f"Dots: each batch. Line: mean over {WINDOW} steps. Bands: 95 % intervals over prompts. Held-out prompts are "
-        "never trained on: what the reward has above them is memorized."
-    )
+def course(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw the only metric of a chart; nothing where no step has it, or where all have the value that is left out."""
+    rows = [row for row in record.steps if row.get(chart.keys) is not None]
+    values = [row[chart.keys] for row in rows]
+    if all(value == chart.blank for value in values):
+        return []
+    line = _averaged(rows, chart.keys, chart.ylabel) if chart.averaged else _line(record.steps, chart.keys, "")
+    return [_drawn(chart, [line], values, chart.levels)]
+
+
+def length(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw the completions' length, and the limit where they come near it."""
+    limit = record.integer("max_completion_length")
+    near = limit and any((row.get(chart.keys) or 0) > limit / 2 for row in record.steps)
+    return course(record, replace(chart, levels=((limit, "limit"),) if near else ()))
+
+
+def reward(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw reward and held-out accuracy."""
     accuracy = _line(record.measured, "eval/accuracy", "held-out accuracy")
-    margins = [None if (error := row.get("eval/accuracy_stderr")) is None else Z95 * error for row in record.measured]
-    lines = [reward_line(record.steps), _with_margins(accuracy, margins)]
-    drawn = [chart("Reward and held-out accuracy", lines, ylabel="mean reward", note=note)]
-    if any(row.get("frac_reward_zero_std") is not None for row in record.steps):
-        note = (
-            "Prompts of which all completions got the same reward. Near 1: prompts are too easy or too hard, or the "
-            "reward cannot tell completions apart."
-        )
-        flat = _averaged(record.steps, "frac_reward_zero_std", "share of prompts")
-        drawn.append(chart("Silent groups", [flat], ylabel="share of prompts", note=note))
-    return drawn
+    margins = [accuracy_margin(row) for row in record.measured]
+    return [_drawn(chart, [reward_line(record.steps), _with_margins(accuracy, margins)])]
 
 
-def noise(record: RunRecord) -> list[str]:
-    """Draw the signal-to-noise ratio, the rate that follows from it, and the batch that it asks for."""
-    steps, prompts = record.steps, record.prompts
-    rate = _line(steps, "learning_rate", "learning rate")
-    schedule = record.of_algorithm("schedule")
-    eta_0, fixed = record.number("learning_rate"), schedule == "off"
-    followed = "where it starts" if any("step_kl" in row for row in steps) else "as set, before the schedule"
-    taken = [row for row in steps if "n_snr" in row]  # another trainer's may be there in some steps only, or in none
-    n_snr = _line(taken, "n_snr", "N SNR")
-    ends = [[None if row.get(key) is None else prompts * row[key] for row in taken] for key in ("snr_low", "snr_high")]
-    snr = replace(n_snr, low=ends[0], high=ends[1])
-    drawn = [
-        chart(
-            "Signal to noise of the batch gradient", [snr], ylabel="N SNR",
-            note="N SNR with its 95 % interval. At 1, signal and noise are equal; a gradient of noise alone has 0.",
-            levels=[Level(1, "signal = noise")],
-        ),
-        chart(
-            "Learning rate", [rate], ylabel="learning rate",
-            logarithmic=_wide([*rate.y, eta_0]),
-            note="Fixed: the schedule is off." if fixed else f"Set at each step by the schedule {schedule}.",
-            levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
-        ),
-        _critical(taken, prompts),
-    ]  # fmt: skip
-    return drawn if taken else drawn[1:2]
-
-
-def _critical(steps: Sequence[Metrics], prompts: int) -> str:
-    """Draw the critical batch 1 / SNR; where the interval of SNR reaches 0, it has no upper end."""
-    rows = [row for row in steps if "critical_batch_size" in row]
-    line = _line(rows, "critical_batch_size", "critical batch size")
-    sizes = [value for value in line.y if value]
-    low: list[float | None] = [None] * len(rows)
-    high = list(low)
-    if sizes:
-        top = SHOWN_WIDER * max([*sizes, prompts or 1])
-        low = [1 / row["snr_high"] if row.get("snr_high") else None for row in rows]
-        high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in rows]
-    note = (
-        "Prompts at which noise equals signal (1 / SNR), a mean over the policies of the steps before, with its 95 % "
-        "interval. A batch far below it is mostly noise; one far above it wastes prompts."
+def n_snr(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw the signal-to-noise ratio of the batch gradient, N times that of one prompt, with its interval."""
+    rows = _logged(record, chart)
+    low, high = (
+        [None if row.get(key) is None else record.prompts * row[key] for row in rows] for key in ("snr_low", "snr_high")
     )
-    return chart(
-        "Critical batch size, and the batch used", [replace(line, low=low, high=high)], logarithmic=True,
-        ylabel="prompts", note=note, levels=[Level(prompts, f"batch used: {prompts}")] if prompts else [],
-    )  # fmt: skip
+    line = replace(_line(rows, chart.keys, "N SNR"), low=low, high=high)
+    return [_drawn(chart, [line], levels=chart.levels)] if rows else []
 
 
-def norms(record: RunRecord) -> list[str]:
-    """Draw score norms over the run, and how they go with the reward; none where they were not taken."""
-    taken = [row for row in record.steps if row.get("score_norm2/mean") is not None]
-    if not taken:
-        return []
-    mean = _averaged(taken, "score_norm2/mean", "mean")
-    kappa = _averaged(taken, "score_norm2/kappa", "kappa")
-    return [
-        chart("Squared score norm", [mean], logarithmic=_wide([*mean.y, *(mean.dots or [])]), ylabel="‖∇ log π‖²",
-              note=f"Mean over the completions of a step (dots) and over {WINDOW} steps (line)."),
-        chart("Score norm, high over low reward", [kappa], logarithmic=_wide(kappa.dots or []), ylabel="kappa",
-              note="Ratio of mean squared norms. Far from 1, the optimal baseline differs from the mean reward.",
-              levels=[Level(1, "equal norms")]),
-    ]  # fmt: skip
+def rate(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw the learning rate, and where it began unless it is fixed."""
+    line, eta_0 = _line(record.steps, chart.keys, "learning rate"), record.number("learning_rate")
+    began = "where it starts" if any("step_kl" in row for row in record.steps) else "as set, before the schedule"
+    levels = [(eta_0, began)] if eta_0 > 0 and record.of_algorithm("schedule") != "off" else []
+    return [_drawn(chart, [line], [*line.y, eta_0], levels)]
 
 
-def selection(record: RunRecord) -> list[str]:
-    """Draw the share of completions trained on, and what leaving out the others added; none where all were."""
-    trained = _averaged(record.steps, "completions/trained_ratio", "trained on")
-    if all(value == 1 for value in trained.dots or ()):
-        return []
-    note = "The others were only sampled, which saves a forward and a backward of each."
-    drawn = [chart("Completions trained on", [trained], ylabel="share of completions", note=note)]
-    labels = {
-        "added_variance": "predicted", "added_variance/measured": "measured",
-        "added_variance/of_gradient": "measured, of the gradient",
-    }  # fmt: skip
-    lines = [_line(record.steps, key, label) for key, label in labels.items()]
-    if any(line.x for line in lines):
-        note = (
-            "Relative to the noise of single completions, as predicted before the forward and as measured by the "
-            "ledger; and relative to the whole variance of the gradient."
-        )
-        drawn.append(chart("Variance added by training on fewer", lines, ylabel="share", note=note))
-    return drawn
-
-
-def lengths(record: RunRecord) -> list[str]:
-    """Draw completion lengths over the run, and the share that was cut, if any was."""
-    mean = _averaged(record.steps, "completions/mean_length", "mean length")
-    limit = record.whole("max_completion_length")
-    near = limit and any(value and value > limit / 2 for value in mean.y)
-    cut = _averaged(record.steps, "completions/clipped_ratio", "cut")
-    note = f"Mean over the completions of a step (dots) and over {WINDOW} steps (line), end token included."
-    drawn = [
-        chart("Completion length", [mean], ylabel="tokens", note=note, levels=[Level(limit, "limit")] if near else [])
-    ]
-    if any(cut.dots or ()):
-        note = "Cut at max_completion_length and scored as they are: raise it if the share grows."
-        drawn.append(chart("Truncated completions", [cut], ylabel="share of completions", note=note))
-    return drawn
-
-
-def further(record: RunRecord) -> list[str]:
-    """Draw the other metrics that the run has."""
-    steps = record.steps
-    kinds = (
-        ("Entropy", "entropy", "nats per token", "Of the sampling distribution. At 0 nothing is explored any more."),
-        ("Change of the policy", "step_kl", "nats per step", "KL(before || after) of a completion, on its own tokens."),
-        ("Intended change", "step_kl_target", "nats per step", "How far the schedule meant the policy to move."),
-        ("Gradient norm", "grad_norm", "‖g‖", "Of the batch, before clipping."),
-        ("Sampler mismatch", "sampling/sequence_logp_difference/mean", "nats per completion",
-         "|log π - log sampler|, mean over completions."),
-        ("Completions without a reward", "completions/masked_ratio", "share", "Excluded wherever rewards are used."),
-        ("Time", "step_time", "seconds per step", "Sampling, gradient, update, and evaluation where there was one."),
-    )  # fmt: skip
-    drawn = []
-    for title, key, unit, note in kinds:
-        line = _line(steps, key, title)
-        if any(line.y):
-            drawn.append(chart(title, [line], logarithmic=_wide(line.y), ylabel=unit, note=note))
-    return drawn
+def critical_batch(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw the critical batch 1 / SNR; where the interval of SNR reaches 0, it has no upper end."""
+    rows, prompts = _logged(record, chart), record.prompts
+    line = _line(rows, chart.keys, "critical batch size")
+    top = OPEN_END * max([value or 0 for value in line.y] + [prompts, 1])
+    low = [1 / row["snr_high"] if row.get("snr_high") else None for row in rows]
+    high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in rows]
+    levels = [(prompts, f"batch used: {prompts}")] if prompts else []
+    return [_drawn(chart, [replace(line, low=low, high=high)], levels=levels, logarithmic=True)] if rows else []
 
 
 def reward_line(steps: Sequence[Metrics]) -> Line:
@@ -165,9 +78,25 @@ def reward_line(steps: Sequence[Metrics]) -> Line:
     margins: list[float | None] = []
     for part in around(len(rewarded), WINDOW):
         squares = [error**2 for error in errors[part] if error is not None]
-        whole = len(squares) == part.stop - part.start
-        margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if whole else None)
+        complete = len(squares) == part.stop - part.start
+        margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if complete else None)
     return _with_margins(_averaged(rewarded, "reward", "reward of the batch"), margins)
+
+
+def _drawn(
+    chart: Chart,
+    lines: Sequence[Line],
+    values: Sequence[float | None] = (),
+    levels: Sequence[tuple[float, str]] = (),
+    logarithmic: bool = False,
+) -> Markup:
+    """Draw a chart; its axis is logarithmic if the chart allows it and values are far apart, or in any case."""
+    present = [value for value in values if value]
+    wide = bool(present) and min(present) > 0 and max(present) > LOGARITHMIC_FROM * min(present)
+    return charts.chart(
+        chart.title, lines, logarithmic=logarithmic or (chart.logarithmic and wide), ylabel=chart.ylabel,
+        note=chart.note, levels=levels,
+    )  # fmt: skip
 
 
 def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:
@@ -177,6 +106,11 @@ def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:
     return replace(line, low=low, high=high)
 
 
+def _logged(record: RunRecord, chart: Chart) -> list[Metrics]:
+    """Return the steps whose row has the chart's metric; in a log of another trainer, these may be few or none."""
+    return [row for row in record.steps if chart.keys in row]
+
+
 def _line(rows: Sequence[Metrics], key: str, label: str) -> Line:
     """Return the course of a metric, over the steps that have it."""
     rows = [row for row in rows if key in row]
@@ -184,18 +118,16 @@ def _line(rows: Sequence[Metrics], key: str, label: str) -> Line:
 
 
 def _averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
-    """Return the moving average of a metric, its values as dots; values that are missing are left out.
-
-    Averages of whole windows only are kept, if there are any: those at the ends are of fewer steps, and jump.
-    """
-    rows = [row for row in rows if row.get(key) is not None]
+    """Return the moving average of a metric, its values as dots."""
     values = [row[key] for row in rows]
-    half = WINDOW // 2 if len(rows) > WINDOW else 0
-    last = len(rows) - half
-    averages = [value if half <= place < last else None for place, value in enumerate(smooth(values, WINDOW))]
-    return Line(label, [row["step"] for row in rows], averages, dots=values)
+    return Line(label, [row["step"] for row in rows], averages(values), dots=values)
 
 
-def _wide(values: Sequence[float | None]) -> bool:
-    present = [value for value in values if value]
-    return bool(present) and min(present) > 0 and max(present) > WIDE * min(present)
+def averages(values: Sequence[float]) -> list[float | None]:
+    """Return the moving average over `WINDOW` values.
+
+    Averages of complete windows only are kept, if there are any: those at the ends are of fewer values, and jump.
+    """
+    half = WINDOW // 2 if len(values) > WINDOW else 0
+    last = len(values) - half
+    return [value if half <= place < last else None for place, value in enumerate(smooth(values, WINDOW))]

@@ -1,16 +1,21 @@
 """The charts of a run's variance ledger: the gradient's variance under every baseline, on the run's own batches."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from oblrpo.intervals import GeometricMean, geometric_mean
-from oblrpo.report.charts import INK, Level, Line, chart, drawing, error_bar, look, short
+from oblrpo.report import charts
+from oblrpo.report.charts import INK, Line, error_bar, look, short
 from oblrpo.report.html import seen
 from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics
 from oblrpo.tables.baselines import COMPARED, UNBIASED
+from oblrpo.tables.metrics import Chart
+
+VARIANCE = "variance/"
 
 
 def variance_ratio(row: Metrics, baseline: str) -> float | None:
@@ -24,39 +29,32 @@ def variance_ratios(rows: Sequence[Metrics], baseline: str) -> list[float]:
     return [ratio for row in rows if (ratio := variance_ratio(row, baseline)) is not None]
 
 
-def charts(record: RunRecord) -> list[str]:
-    """Draw the mean ratio under every baseline, and its course; none where the run kept no ledger."""
+def variance_course(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw the course of the ratio under every baseline that is compared."""
     rows = [row for row in record.steps if row.get("variance/rloo")]
-    names = list(dict.fromkeys(key.removeprefix("variance/") for row in rows for key in row if key[:9] == "variance/"))
-    ratios = {name: geometric_mean(of_steps) for name in names if (of_steps := variance_ratios(rows, name))}
-    if not ratios:
-        return []
-    height = 1.2 + 0.27 * len(ratios)
-    compared = [name for name in COMPARED if name in ratios]
-    steps = [row["step"] for row in rows]
-    lines = [Line(name, steps, [variance_ratio(row, name) for row in rows]) for name in compared]
-    course = chart(
-        "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's", height=height,
-        note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],
-    )  # fmt: skip
-    return [_means(ratios, record.of_algorithm("baseline"), len(rows), height), course]
+    ratios = {name: [variance_ratio(row, name) for row in rows] for name in COMPARED}
+    lines = [Line(name, [row["step"] for row in rows], of_steps) for name, of_steps in ratios.items() if any(of_steps)]
+    drawn = charts.chart(
+        chart.title, lines, ylabel=chart.ylabel, height=_height(_ratios(record)), note=chart.note, levels=chart.levels
+    )
+    return [drawn] if rows else []
 
 
-def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: float) -> str:
+def variances(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw a dot and an interval for each baseline: unbiased ones first, each kind by variance."""
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")
         axes.axvline(1, color=INK, linewidth=1, linestyle=":")
         for place, name in enumerate(order):
-            ratio, unbiased = ratios[name], name in UNBIASED
+            ratio, unbiased = ratios[name], name in fair
             color = look(0 if unbiased else 8)[0]
             axes.errorbar([ratio.value], [-place], xerr=error_bar(ratio), color=color, marker="o", markersize=6,
                           capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
             axes.text(1.02, -place, short(ratio.value), transform=axes.get_yaxis_transform(), va="center")
         axes.set_yticks([-place for place in range(len(order))], [seen(name) for name in order])
         for tick, name in zip(axes.get_yticklabels(), order, strict=True):
-            tick.set_fontweight("bold" if name == used else "normal")
+            tick.set_fontweight("bold" if name == record.of_algorithm("baseline") else "normal")
         axes.set_ylim(-len(order) + 0.4, 0.9)
         low, high = axes.get_xlim()
         marks = [mark for mark in (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 100, 1000) if low <= mark <= high]
@@ -64,10 +62,16 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(marks, [short(mark) for mark in marks])
 
-    order = sorted(ratios, key=lambda name: (name not in UNBIASED, ratios[name].value))
-    taken = f"Geometric mean of {steps} steps, 95 % intervals over them" if steps > 1 else "Of one step"
-    note = (
-        f"{taken}; left of the line is less than RLOO's. Filled: unbiased. "
-        "Hollow: biased, and the gradient is rescaled as well, so that less variance is no gain by itself."
-    ) + (" Bold: this run's." if used in ratios else "")
-    return drawing("Gradient variance under each baseline", "variance / RLOO's", draw, height, note=note)
+    ratios, fair = _ratios(record), UNBIASED
+    order = sorted(ratios, key=lambda name: (name not in fair, ratios[name].value))
+    return [charts.drawing(chart.title, chart.ylabel, draw, _height(ratios), note=chart.note)] if ratios else []
+
+
+def _ratios(record: RunRecord) -> dict[str, GeometricMean]:
+    """Return the mean ratio under every baseline; none where the run kept no ledger."""
+    names = dict.fromkeys(key.removeprefix(VARIANCE) for row in record.steps for key in row if key.startswith(VARIANCE))
+    return {name: geometric_mean(of_steps) for name in names if (of_steps := variance_ratios(record.steps, name))}
+
+
+def _height(ratios: Sized) -> float:
+    return 1.2 + 0.27 * len(ratios)

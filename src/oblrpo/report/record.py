@@ -1,14 +1,19 @@
 """The record of a run on the disk, finished or not."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
+from oblrpo.intervals import Z95
 from oblrpo.runs import Metrics, RunFolder
-from oblrpo.settings import settings_in
+from oblrpo.settings import TrainConfig, flatten, settings_in
 from oblrpo.tables.algorithms import ALGORITHMS
+
+LAST_STEPS = 20
+"""Steps over which a run's figures at its end are averaged."""
 
 
 @dataclass(eq=False)
@@ -26,9 +31,9 @@ class RunRecord:
         self.steps = [row for row in self.rows if "reward" in row]  # of RL
         self.measured = [row for row in self.rows if row.get("eval/accuracy") is not None]
         self.done = int(self.rows[-1]["step"])
-        self.finished = self.done >= self.whole("steps")
+        self.finished = self.done >= self.integer("steps")
         self.ended = self.finished or bool(self.failure)  # it does not continue by itself
-        self.prompts = self.whole("prompts_per_step")  # P
+        self.prompts = self.integer("prompts_per_step")  # P
 
     def number(self, key: str) -> float:
         """Return a setting that is a number; 0 if it is not there."""
@@ -37,7 +42,7 @@ class RunRecord:
             raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a number.")
         return value
 
-    def whole(self, key: str) -> int:
+    def integer(self, key: str) -> int:
         """Return a setting that is a whole number; 0 if it is not there."""
         value = self.number(key)
         if not isinstance(value, int) and value:
@@ -57,6 +62,19 @@ class RunRecord:
             if missing := needed - row.keys():
                 raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
         return rows
+
+
+def accuracy_margin(row: Metrics) -> float | None:
+    """Return the half-width of the 95 % interval of a step's held-out accuracy; None where it has none."""
+    error = row.get("eval/accuracy_stderr")
+    return None if error is None or math.isnan(error) else Z95 * error
+
+
+def changed_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from their defaults, each with its default."""
+    defaults = flatten(TrainConfig())
+    pairs = {key: (value, defaults[key]) for key, value in settings.items() if key in defaults}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def read_run(run: Path) -> RunRecord | None:

@@ -13,13 +13,13 @@ def make_sampler(
     policy: Policy,
     config: SamplerConfig,
     trust_remote_code: bool = False,
-    features: bool = False,
+    entropy: bool = False,
     logps: bool = False,
 ) -> TransformersSampler | VLLMSampler:
     """Return the sampler that the config asks for, with the policy's weights.
 
-    With `features` and `logps` it takes what the draws say of a completion and of its tokens; vLLM always does.
+    With `entropy` and `logps` it keeps these of the draws; vLLM always does.
     """
     if config.sampler == "transformers":
-        return TransformersSampler(policy, logps, features)
+        return TransformersSampler(policy, logps, entropy)
     return VLLMSampler(policy, config.vllm, trust_remote_code)

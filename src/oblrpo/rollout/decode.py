@@ -94,7 +94,7 @@ def decode(
     live = _Live(prompts, torch.arange(len(mask_SQ), device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
     completion_SC = prompt_PQ.new_full((len(live.row_N), longest), pad)
     wide = torch.promote_types(logits_SV.dtype, torch.float32)
-    kinds = 3 if draw.features and draw.temperature else 1  # log-probability, entropy, logit norm
+    kinds = 2 if draw.entropy and draw.temperature else 1  # log-probability and entropy
     values = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(kinds)]
     for column in range(longest):
         token_N, *values_of_draw = (value_N for value_N in draw(logits_SV) if value_N is not None)

@@ -11,13 +11,11 @@ WIDTH = 256  # entries of the vocabulary that are summed at once
 
 
 class Drawn(NamedTuple):
-    """One token a row, and features of the distribution that it was drawn from."""
+    """One token a row."""
 
     token_S: Tensor  # the token; -1 where the logits give no probabilities
     logp_S: Tensor  # its log-probability, in nats
-    entropy_S: Tensor | None = None  # the entropy of the distribution, in nats, if `Draw` was asked for features
-    logit_norm2_S: Tensor | None = None
-    """The squared norm of the log-probability's gradient in the logits (`scores.logit_norm2`), as above."""
+    entropy_S: Tensor | None = None  # the entropy of the distribution that it was drawn from, in nats
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,11 @@ class Draw:
 
     temperature: float  # temperature of the distribution; 0 takes the most probable token
     top_p: float = 1.0  # share of the distribution that is drawn from
-    features: bool = False
-    """Whether to take entropy and logit norm, at a few more passes over the vocabulary; not at temperature 0."""
+    entropy: bool = False
+    """Whether to take the entropy, at two more passes over the vocabulary; not at temperature 0."""
 
     def __call__(self, logits_SV: Tensor) -> Drawn:
-        """Return a token a row, with features of the distribution that it was drawn from."""
+        """Return a token a row."""
         scores_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
         if not self.temperature:
             return Drawn(scores_SV.argmax(-1), scores_SV.new_zeros(len(scores_SV)))
@@ -43,15 +41,13 @@ class Draw:
         token_S = choose(probabilities_SV)
         drawn_S1 = token_S.clamp(min=0)[:, None]
         logp_S1 = probabilities_SV.gather(1, drawn_S1).log()
-        if not self.features:
+        if not self.entropy:
             return Drawn(token_S, logp_S1[:, 0])
         # H = log Z - E[score], without a logarithm an entry; scores of -inf are never drawn and count 0.
         normaliser_S1 = scores_SV.gather(1, drawn_S1) - logp_S1
         finite_SV = scores_SV.clamp(min=torch.finfo(scores_SV.dtype).min)
         entropy_S = normaliser_S1[:, 0] - torch.linalg.vecdot(probabilities_SV, finite_SV)
-        others_SV = probabilities_SV.scatter_(1, drawn_S1, 0)
-        logit_norm2_S = others_SV.sum(-1).square() + torch.linalg.vecdot(others_SV, others_SV)
-        return Drawn(token_S, logp_S1[:, 0], entropy_S, logit_norm2_S)
+        return Drawn(token_S, logp_S1[:, 0], entropy_S)
 
 
 def choose(probabilities_SV: Tensor) -> Tensor:

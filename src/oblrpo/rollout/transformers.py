@@ -15,7 +15,6 @@ from oblrpo.policy.saving import own_settings_aside
 from oblrpo.rollout.decode import applies, cache_name, decode
 from oblrpo.rollout.draw import Draw
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
-from oblrpo.scores import Features
 
 CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
 """What `generate` calls the keys and values that it takes; its own signature does not tell."""
@@ -27,8 +26,8 @@ class TransformersSampler:
     A token's log-probability differs from the trainer's by rounding alone: sampling runs token by token on a cache.
     """
 
-    def __init__(self, policy: Policy, logps: bool = False, features: bool = False) -> None:
-        self.policy, self.logps, self.features = policy, logps, features
+    def __init__(self, policy: Policy, logps: bool = False, entropy: bool = False) -> None:
+        self.policy, self.logps, self.entropy = policy, logps, entropy
 
     def sample(
         self,
@@ -40,7 +39,7 @@ class TransformersSampler:
     ) -> Rollouts:
         """Return completions as the function `sample` does."""
         asked = prompts, num_generations, max_completion_length, temperature, top_p
-        return sample(self.policy, *asked, logps=self.logps, features=self.features)
+        return sample(self.policy, *asked, logps=self.logps, entropy=self.entropy)
 
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
@@ -56,19 +55,19 @@ def sample(
     temperature: float,
     top_p: float = 1.0,
     logps: bool = False,
-    features: bool = False,
+    entropy: bool = False,
 ) -> Rollouts:
     """Return G completions of every prompt from softmax(logits / temperature), by torch's global random state.
 
     Prompts are read once for their group. Where `decode.applies`, rows that have ended are read no further; other
     models go by `generate`, in which every row runs until the last has ended. Temperature 0 always takes the most
-    probable token; training leaves `top_p` at 1, where the policy is the whole distribution. `logps` and `features` are
-    kept where they are asked for, features by our own loop alone.
+    probable token; training leaves `top_p` at 1, where the policy is the whole distribution. `logps` and `entropy` are
+    kept where they are wanted, the entropy by our own loop alone.
     """
     prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
-    drawn = of_draws = None
+    drawn = entropy_S = None
     if applies(policy.model):
-        pad, draw = policy.pad_token, Draw(temperature, top_p, features)
+        pad, draw = policy.pad_token, Draw(temperature, top_p, entropy)
         with policy.arithmetic():
             drawn = decode(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
@@ -81,15 +80,15 @@ def sample(
         completion_SC, logps_SC = drawn.token_S, drawn.logp_S
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
-    if drawn is not None and drawn.entropy_S is not None and drawn.logit_norm2_S is not None:
-        of_draws = Features.from_tokens(drawn.logit_norm2_S, drawn.logp_S, drawn.entropy_S, mask_SC)
+    if drawn is not None and drawn.entropy_S is not None:
+        entropy_S = drawn.entropy_S.masked_fill(mask_SC == 0, 0).sum(1)
     prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(num_generations, 0) for values in (prompt_PQ, mask_PQ))
     return Rollouts(
         Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC),
         texts_of(policy, completion_SC, mask_SC),
         ~ended_SC.any(1),
         logps_SC if logps else None,
-        of_draws,
+        entropy_S,
     )
 
 

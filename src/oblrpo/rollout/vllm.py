@@ -18,7 +18,6 @@ from oblrpo.policy.sequences import pad
 from oblrpo.rollout.engine import explained, open_engine, random_state_kept
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.rollout.weights import checkpoint_weights
-from oblrpo.scores import Features
 from oblrpo.settings import VLLM
 
 PROBES, PROBE_TOKENS = 4, 8
@@ -125,7 +124,7 @@ class VLLMSampler:
                 )
         sequences = Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
         texts = texts_of(self.policy, completion_SC, mask_SC)
-        return Rollouts(sequences, texts, clipped_S, logps_SC, features_of_logps(logps_SC, mask_SC))
+        return Rollouts(sequences, texts, clipped_S, logps_SC, entropy_of_logps(logps_SC, mask_SC))
 
     def sync(self, policy: Policy) -> None:
         """Copy the weights into the engine, forget what it cached under the old ones, and compare it with the policy.
@@ -180,15 +179,9 @@ class VLLMSampler:
             )
 
 
-def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
-    """The features of draws by log-probabilities alone, with estimates for what a token's whole distribution gives.
-
-    Of a token drawn with probability p, 1 - p estimates the expected squared norm 1 - sum p^2 of its score for the
-    logits, and -log p the entropy; both without bias.
-    """
-    mask_SC = mask_SC.to(logps_SC)
-    logps_S = (logps_SC * mask_SC).sum(1)
-    return Features(mask_SC.sum(1), ((1 - logps_SC.exp()) * mask_SC).sum(1).clamp(min=0), logps_S, -logps_S)
+def entropy_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Tensor:
+    """Return an unbiased estimate of the entropy of draws, (S,): of a token drawn with probability p, -log p."""
+    return -(logps_SC * mask_SC.to(logps_SC)).sum(1)
 
 
 def _unpack_experts(model: Any) -> None:

@@ -7,5 +7,6 @@ from oblrpo.runs.rows import Metrics, heldout_accuracy_of, parsed, read_rows
 
 __all__ = [
     "Identity", "Metrics", "RunFolder", "check_name", "check_writable", "checkpoint_of", "disk_trouble",
-    "heldout_accuracy_of", "how_to_resume", "locked", "parsed", "read_rows", "run_of", "sync_folder", "write_atomically",
+    "heldout_accuracy_of", "how_to_resume", "locked", "parsed", "read_rows", "run_of", "sync_folder",
+    "write_atomically",
 ]  # fmt: skip

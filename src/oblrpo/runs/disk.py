@@ -102,7 +102,7 @@ def locked(path: Path, keep: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        if not keep and os.name == "posix" and not file.stat().st_size:  # one with content is somebody's own
+        if not keep and os.name == "posix" and not file.stat().st_size:  # one with content is a user's own
             file.unlink()
         lock.release()
 

@@ -15,7 +15,7 @@ from oblrpo.checksums import damage, is_as_marked, marked, write_sums
 from oblrpo.errors import InputError
 from oblrpo.runs.disk import sync, sync_folder, write_atomically
 from oblrpo.runs.identity import Identity
-from oblrpo.runs.rows import Metrics, read_rows, read_steps, sorted_out
+from oblrpo.runs.rows import Metrics, kept_and_damaged, read_rows, read_steps
 from oblrpo.settings import (
     IDENTITY,
     TrainConfig,
@@ -82,11 +82,11 @@ class RunFolder:
     def saved_config(self) -> TrainConfig:
         """Return the config that the run was started with."""
         if not self.config_file.is_file():
-            raise InputError(f"{self.path} holds no run to resume (no config.yaml); leave out --resume to start one.")
+            raise InputError(f"{self.path} holds no run to resume (no config.yaml); remove --resume to start one.")
         return with_file(TrainConfig(), self.config_file)
 
     def adjusted(self, config: TrainConfig) -> TrainConfig:
-        """`config` with the numbers that nobody asked for as they were adjusted when the run began."""
+        """`config` with the numbers that nobody has set as they were adjusted when the run began."""
         saved = flatten(self.saved_config())
         return with_settings(config, {name: saved[name] for name in adjustable(config)}, "", ())
 
@@ -144,24 +144,24 @@ class RunFolder:
         return read_rows(file) if file.is_file() else []
 
     def drop_metrics_after(self, step: int) -> list[str]:
-        """Forget steps that no checkpoint holds; they will be run again. Return what was lost, in sentences.
+        """Forget steps that no checkpoint holds; they will be run again. Return what is missing, in sentences.
 
         Lines that are damaged are appended to `metrics.damaged`, as they are.
         """
         lines = self.metrics_file.read_bytes().split(b"\n")[:-1] if self.metrics_file.is_file() else []
-        kept, damaged = sorted_out(lines, step)
-        lost = []
+        kept, damaged = kept_and_damaged(lines, step)
+        missing = []
         if damaged:
             aside = self.path / "metrics.damaged"
             with aside.open("ab") as file:
                 file.write(b"".join(line + b"\n" for line in damaged))
                 file.flush()
                 os.fsync(file.fileno())
-            lost.append(f"{len(damaged)} lines of {self.metrics_file} are damaged and were moved to {aside}.")
+            missing.append(f"{len(damaged)} lines of {self.metrics_file} are damaged and were moved to {aside}.")
         write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
-        if missing := step + 1 - len(kept):
-            lost.append(f"{self.metrics_file} lacks {missing} of the {step + 1} steps so far.")
-        return lost
+        if absent := step + 1 - len(kept):
+            missing.append(f"{self.metrics_file} lacks {absent} of the {step + 1} steps so far.")
+        return missing
 
     def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write one line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""

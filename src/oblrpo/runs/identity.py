@@ -39,7 +39,7 @@ class Identity:
         known = {name: {digest, self.left.get(name, digest)} for name, digest in self.sources.items()}
         return [name for name, digests in known.items() if sources.get(name) not in digests]
 
-    def going_on(self, sources: Mapping[str, str]) -> Identity:
+    def resumed(self, sources: Mapping[str, str]) -> Identity:
         """The identity of the run as it resumes with these sources; those that have not changed are kept."""
         changed = self.changed(sources)
         kept = {name: digest for name, digest in self.sources.items() if name not in changed}

@@ -12,12 +12,12 @@ from itertools import chain, islice
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.runs.log_rows import NONE, OURS, named, number, tells
+from oblrpo.runs.log_rows import NONE, OURS, is_metric, named, number
 
 CONSOLE = re.compile(r"(?:^|\s)(step:\d+ - \S.*)$")
 """A step of verl's console logger: `step:7 - actor/entropy:0.31 - critic/score/mean:0.5`."""
 WRAPPED = re.compile(r"^\s*- |\s- [\w/@.+-]+:|^[\w/@.+-]*:[-+\d.einaf]+\s*$|^[\d.]+\s*$")
-"""A line that goes on with it, where a paste has wrapped it."""
+"""A line that continues it, where a paste has wrapped it."""
 
 QUOTED = re.compile(r"""(['"])([^'"]{1,200})\1\s*:\s*['"]?(?:[\w.]+\(\[*)?([-+\w./%]+)(?![-+\w./%]|\s*,\s*[-+.\d])""")
 """A name and its value in a printed dict: `'loss': 0.1`, `"loss": "0.1"`, `'loss': tensor(0.1, device='cpu')`."""
@@ -37,21 +37,21 @@ OTHER = re.compile(r"\b(max|val\w*|eval\w*|test|best|total|critic|of|per|no|last
 """Words before a step that make it another's."""
 PLAIN = re.compile(r"(?:[A-Z]{4,}|[^A-Za-z]|\b(?i:train\w*|batch|rollout|episode|current))$")
 """What before the name of a metric does not make it another's, such as the level of a log."""
-HELD_OUT = re.compile(r"\b(?:val(?:id(?:ation)?)?|eval(?:uation)?|test(?:ing)?|held.?out)\b(?![./])", re.IGNORECASE)
+EVALUATION = re.compile(r"\b(?:val(?:id(?:ation)?)?|eval(?:uation)?|test(?:ing)?|held.?out)\b(?![./])", re.IGNORECASE)
 """Words before metrics that make them those of an evaluation."""
 PROSE = re.compile(r"(?:\b[a-z']+,? ){5}")
 """Words that no trainer prints beside its metrics."""
 STARTS = re.compile(rf"{BAR.pattern}|{{|[^\s'\"}}][^}}]*{{|.*\bstep:\d+ - ")
-"""A line that goes on with no printed dict that is open."""
+"""A line that continues no printed dict that is open."""
 
 DELIMITERS = {"\t": "a table with tabs", "|": "a table with bars", ";": "CSV by semicolons", ",": "CSV", "": "a table"}
-LONG, MANY = 1 << 22, 300
+LONGEST_LINE, MOST_LINES = 1 << 22, 300
 """Characters of a line, and lines that a row in several may have."""
 VERL, PAIRS = "what verl prints", "pairs in a text"
-SURE = {VERL: 2, PAIRS: 0}
+SURENESS = {VERL: 2, PAIRS: 0}
 """How surely something is a log's, by kind; 1 is any other."""
-Found = tuple[str, list[dict[str, Any]]]
-"""A kind, and entries."""
+Entries = tuple[str, list[dict[str, Any]]]
+"""A kind, and what was read."""
 
 
 class Text:
@@ -62,7 +62,7 @@ class Text:
         self.kinds: dict[str, int] = {}
         """What was found, and how surely it is a log's."""
         self.unread = 0
-        """How many lines held nothing."""
+        """How many lines had nothing."""
         self._lines, self._again = iter(lines), deque[str]()
         self._head: tuple[str, ...] = ()
         self._delimiter = ","
@@ -84,7 +84,7 @@ class Text:
                 self._bar = bar[1]
             kind, entries = next((found for read in readers if (found := read(line))), (None, []))
             if kind:
-                self.kinds[kind] = SURE.get(kind, 1)
+                self.kinds[kind] = SURENESS.get(kind, 1)
             self.unread += kind is None and not bar
             self._bar = "" if entries else self._bar
             yield from ((self.kinds[kind or ""], entry) for entry in entries)
@@ -99,7 +99,7 @@ class Text:
                 return line
         return None
 
-    def _console(self, line: str) -> Found | None:
+    def _console(self, line: str) -> Entries | None:
         if "step:" not in line or not (match := CONSOLE.search(line)):
             return None
         text = match[1]
@@ -111,13 +111,13 @@ class Text:
         pairs = (part.rpartition(":") for part in text.split(" - "))
         return VERL, [{name.strip(): re.sub(r"^[\w.]+\((.*)\)$", r"\1", value.strip()) for name, _, value in pairs}]
 
-    def _row(self, line: str) -> Found | None:
+    def _row(self, line: str) -> Entries | None:
         if not self._head:
             return None
         taken: list[str] = []
 
         def more() -> Iterator[str]:  # of a row with a field of several lines, or a quote that opens nothing
-            for each in islice(iter(self._raw, None), MANY):
+            for each in islice(iter(self._raw, None), MOST_LINES):
                 taken.append(each)
                 yield each
 
@@ -131,7 +131,7 @@ class Text:
             return None
         return DELIMITERS[self._delimiter], [dict(zip(self._head, cells, strict=True))]
 
-    def _header(self, line: str) -> Found | None:
+    def _header(self, line: str) -> Entries | None:
         for delimiter in DELIMITERS:
             cells = _cells(line, delimiter) if delimiter in line else []
             if [cell.lower() for cell in cells] == ["wall time", "step", "value"]:
@@ -161,15 +161,15 @@ class Text:
         if part := re.fullmatch(r"rewards_(.+?)(?:_(mean|std))?", tag):
             return f"rewards/{part[1]}/{part[2] or 'mean'}"
         raise InputError(
-            f"{self.name} holds one metric of TensorBoard's, which only the name of the file can tell: call it as "
+            f"{self.name} holds one metric of TensorBoard's, whose name stands only in the file's: call the file as "
             "TensorBoard does, such as run-grpo-tag-train_reward.csv."
         )
 
-    def _html(self, line: str) -> Found | None:
+    def _html(self, line: str) -> Entries | None:
         """Rows of HTML become lines with tabs."""
         if "<tr" not in line:
             return None
-        for _ in range(MANY):
+        for _ in range(MOST_LINES):
             if "</tr" in line or (more := self._next()) is None:
                 break
             line += more
@@ -179,13 +179,13 @@ class Text:
             self._again.appendleft("\t".join(texts))
         return "", []
 
-    def _printed(self, line: str) -> Found | None:
+    def _printed(self, line: str) -> Entries | None:
         if not QUOTED.search(line) and not line.endswith("{"):
             return None
         start = max(line.find("{"), 0)
         before, text = line[:start], line[start:]
         while text.count("{") > text.count("}") and (more := self._next()):
-            if STARTS.match(more) or text.count("\n") == MANY:
+            if STARTS.match(more) or text.count("\n") == MOST_LINES:
                 self._again.appendleft(more)
                 break
             text += f"\n{more}"
@@ -193,9 +193,9 @@ class Text:
         steps = [step for word, step in COUNT.findall(before) if named(word)[0] == "step"]
         for group in _groups(text.replace("\n", "")):  # a paste may have wrapped it within a word
             entry = {name: value for _, name, value in QUOTED.findall(group) if number(value) != NONE}
-            if not any(map(tells, entry)):
+            if not any(map(is_metric, entry)):
                 continue
-            if HELD_OUT.search(before):
+            if EVALUATION.search(before):
                 entry = {_heldout(name): value for name, value in entry.items()}
             if steps:
                 entry.setdefault("step", steps[-1])
@@ -204,7 +204,7 @@ class Text:
             found.append(entry)
         return ("printed dicts", found) if found else None
 
-    def _pairs(self, line: str) -> Found | None:
+    def _pairs(self, line: str) -> Entries | None:
         line = " ".join(re.sub("[│┃║]", "|", line).split())
         if PROSE.search(line):
             return None
@@ -214,22 +214,22 @@ class Text:
             our = named(name)[0]
             follows = line[match.end() : match.end() + 2].strip()[:1]
             if our and (not match[1].isspace() or len(found) > 2 or our == "step" or not follows.isalnum()):
-                if our == "step" and name in entries[-1]:  # line ends that were lost
+                if our == "step" and name in entries[-1]:  # line ends that are missing
                     entries.append({})
                 elif our != "step" and heldout is None:
-                    heldout = HELD_OUT.search(line[: match.start()]) is not None
+                    heldout = EVALUATION.search(line[: match.start()]) is not None
                 entries[-1].setdefault(_heldout(name) if heldout else name, match[2])
             end = match.end()
-        told = [entry for entry in entries if any(map(tells, entry))]
+        rows = [entry for entry in entries if any(map(is_metric, entry))]
         steps = [value for entry in entries for name, value in entry.items() if named(name)[0] == "step"]
-        if not told and steps and "wandb:" in line:  # of a summary, which is sorted by name
+        if not rows and steps and "wandb:" in line:  # of a summary, which is sorted by name
             return PAIRS, [{"step": steps[-1]}]
-        if self._step and told and not steps:
-            told[0]["step"] = self._step
+        if self._step and rows and not steps:
+            rows[0]["step"] = self._step
         if steps:
             self._step = steps[-1]
-        if told:
-            return PAIRS, told
+        if rows:
+            return PAIRS, rows
         self._bar = steps[-1] if steps else self._bar
         return None
 
@@ -242,7 +242,7 @@ def _cells(line: str, delimiter: str, more: Iterable[str] = ()) -> list[str]:
         cells = [each.strip(" *`") for each in (line.split("|") if delimiter else re.split(r"\s{2,}|\t", line))]
         cells = cells if delimiter or len(cells) > 2 else line.split()
     elif '"' in line:
-        limit = csv.field_size_limit(LONG * MANY)
+        limit = csv.field_size_limit(LONGEST_LINE * MOST_LINES)
         try:
             cells = [
                 cell.strip() for cell in next(csv.reader(chain([f"{line}\n"], more), delimiter=delimiter, strict=True))

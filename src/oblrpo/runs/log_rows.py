@@ -34,13 +34,13 @@ OURS = {other: (name, rank) for name, others in NAMES.items() for rank, other in
 UNSAID = {"", "step", "learning_rate", "clip_ratio/region_mean"}
 """What alone is no row: settings are called so, too."""
 
-HELD_OUT = re.compile(
+EVALUATION = re.compile(
     r"(val-core/.*/mean@\d+|val/test_score/.*|(eval|val|validation|test|held_?out)[_/].*(accuracy|acc|reward|score|pass@1)"
     r"(/mean(@\d+)?)?)"
 )
 """Other names of a held-out accuracy; of several the mean counts."""
-HELD = 99
-"""The rank of a name that HELD_OUT has."""
+EVALUATED = 99
+"""The rank of a name that EVALUATION has."""
 
 VITAL = ("reward", "loss", "grad_norm", "kl", "entropy")
 """Metrics of which a NaN or an infinity means that numbers have overflowed: the last two, where the loss has, too."""
@@ -65,13 +65,13 @@ def named(name: str) -> tuple[str, int]:
     for each in (low, short, MEAN.sub("", short)):
         if each in OURS:
             return OURS[each]
-    if HELD_OUT.fullmatch(low):
-        return "eval/accuracy", HELD
+    if EVALUATION.fullmatch(low):
+        return "eval/accuracy", EVALUATED
     return (plain(name), 0) if low.startswith("rewards/") else ("", 0)
 
 
-def tells(name: str) -> bool:
-    """Whether a name is one of a known metric, and of no setting."""
+def is_metric(name: str) -> bool:
+    """Whether a name is that of a known metric, and of no setting."""
     return named(name)[0] not in UNSAID
 
 
@@ -84,13 +84,13 @@ class _Shape:
     steps: tuple[int, ...]  # where a step may stand, the best first
     bar: int  # where that of a progress bar stands, or -1
     heldout: tuple[int, ...]
-    told: frozenset[str]  # names of known metrics, of a row
+    metrics: frozenset[str]  # names of known metrics, of a row
 
 
 class Rows:
     """Rows of a log under our names, in the order of steps: numbers, and None for what is not finite.
 
-    Kept as numbers in arrays, 8 bytes each; a row becomes a dict when it is asked for. Entries of one step are joined.
+    Kept as numbers in arrays, 8 bytes each; a row becomes a dict when it is read. Entries of one step are joined.
     Where a text names no steps, so are entries that have no metric in common, such as those of an evaluation.
     """
 
@@ -115,7 +115,7 @@ class Rows:
             entry = _flat(entry)
         keys = tuple(entry)
         shape = self._shapes.get(keys) or self._shape(keys)
-        if not (shape.told or shape.steps or listed):
+        if not (shape.metrics or shape.steps or listed):
             return False
         numbers = [value if type(value) is float else number(value) for value in entry.values()]
         step = next((n for p in shape.steps if (n := numbers[p]) != NONE and math.isfinite(n)), math.nan)
@@ -134,12 +134,12 @@ class Rows:
         order: Sequence[int] = range(len(self._step_E))
         if printed and (odd := self._odd()):
             order = array("Q", (place for place in order if self._shape_E[place] not in odd))
-        told, rows = [shape.told for shape in self._by_number], self._joined(order)
+        metrics, rows = [shape.metrics for shape in self._by_number], self._joined(order)
         for way in (order, reversed(order)):  # a step is that of what follows in its row; alone, of what comes before
             row, step = 0, math.nan
             for place in way:
                 if not math.isnan(self._step_E[place]):
-                    row = rows[place] if way is order or not told[self._shape_E[place]] else 0
+                    row = rows[place] if way is order or not metrics[self._shape_E[place]] else 0
                     step = self._step_E[place]
                 elif rows[place] == row:
                     self._step_E[place] = step
@@ -156,32 +156,32 @@ class Rows:
             if before < 0 or self._step_E[place] != self._step_E[before]:
                 self._firsts.append(index)
             else:
-                self.again += not told[self._shape_E[place]].isdisjoint(told[self._shape_E[before]])
+                self.again += not metrics[self._shape_E[place]].isdisjoint(metrics[self._shape_E[before]])
             before = place
         return self
 
     def _joined(self, order: Sequence[int]) -> array[int]:
         """The row of each entry where no steps count: a new one begins with a metric that the last has already."""
-        rows, row, told = array("Q", bytes(8 * len(self._step_E))), 0, frozenset[str]()
+        rows, row, metrics = array("Q", bytes(8 * len(self._step_E))), 0, frozenset[str]()
         for place in order:
-            of_entry = self._by_number[self._shape_E[place]].told
-            if not row or not told.isdisjoint(of_entry) or (self._listed and math.isnan(self._step_E[0])):
-                row, told = row + 1, frozenset()
-            told |= of_entry
+            of_entry = self._by_number[self._shape_E[place]].metrics
+            if not row or not metrics.isdisjoint(of_entry) or (self._listed and math.isnan(self._step_E[0])):
+                row, metrics = row + 1, frozenset()
+            metrics |= of_entry
             rows[place] = row
         return rows
 
     def _odd(self) -> set[int]:
         """Shapes that come once, with less than half of the metrics of another: settings, samples, words of a text."""
         once = [self._by_number[shape] for shape, times in Counter(self._shape_E).items() if times == 1]
-        few = (each for each in once if 0 < 2 * len(each.told) <= self.most and not each.steps)
+        few = (each for each in once if 0 < 2 * len(each.metrics) <= self.most and not each.steps)
         sure = {"eval/accuracy", "grad_norm"}
-        return {each.number for each in few if sure.isdisjoint(named(name)[0] for name in each.told)}
+        return {each.number for each in few if sure.isdisjoint(named(name)[0] for name in each.metrics)}
 
     @property
     def most(self) -> int:
         """How many known metrics an entry has at most."""
-        return max((len(shape.told) for shape in self._by_number), default=0)
+        return max((len(shape.metrics) for shape in self._by_number), default=0)
 
     @property
     def names(self) -> list[str]:
@@ -218,7 +218,7 @@ class Rows:
                 found.setdefault(our[0], []).append((our[1], place))
         ranked = {name: tuple(place for _, place in sorted(places)) for name, places in found.items()}
         steps = ranked.pop("step", ())
-        heldout = tuple(place for rank, place in found.get("eval/accuracy", ()) if rank == HELD)
+        heldout = tuple(place for rank, place in found.get("eval/accuracy", ()) if rank == EVALUATED)
         if ranked.get("eval/accuracy") == heldout:  # no one of them is the accuracy
             del ranked["eval/accuracy"]
         columns = dict[str, tuple[int, ...]]()
@@ -227,9 +227,9 @@ class Rows:
                 ours = name.removeprefix("actor/")  # ours inside verl
                 columns[ours if ours not in names else name] = (place,)
         columns |= {name: places for name, places in ranked.items() if name not in names}
-        told = frozenset(filter(tells, names))
+        metrics = frozenset(filter(is_metric, names))
         bar = keys.index("bar") if "bar" in keys else -1
-        shape = _Shape(len(self._by_number), tuple(columns.items()), steps, bar, heldout, told)
+        shape = _Shape(len(self._by_number), tuple(columns.items()), steps, bar, heldout, metrics)
         self._shapes[keys] = shape
         self._by_number.append(shape)
         return shape
@@ -243,12 +243,12 @@ class Rows:
                 if (value := self._values[start + place]) != NONE:
                     row[name] = value
                     break
-        held = [v for p in shape.heldout if (v := self._values[start + p]) != NONE and math.isfinite(v)]
-        if held and "eval/accuracy" not in row:
-            row["eval/accuracy"] = math.fsum(held) / len(held)
+        accuracies = [v for p in shape.heldout if (v := self._values[start + p]) != NONE and math.isfinite(v)]
+        if accuracies and "eval/accuracy" not in row:
+            row["eval/accuracy"] = math.fsum(accuracies) / len(accuracies)
         generated = "completions/mean_length" in row and math.isfinite(row.get("grad_norm", math.nan))
-        lost = math.isnan(row.get("reward", math.nan)) and "reward" in dict(shape.columns)
-        if generated and lost:  # no completion has any
+        unrewarded = math.isnan(row.get("reward", math.nan)) and "reward" in dict(shape.columns)
+        if generated and unrewarded:  # no completion has any
             row = {key: value for key, value in row.items() if not key.startswith("reward")}
             row["completions/masked_ratio"] = 1.0
         reward, heldout = row.get("reward", 0.0), row.get("eval/accuracy", math.nan)

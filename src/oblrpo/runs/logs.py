@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from oblrpo.errors import InputError
 from oblrpo.regular_files import regular
-from oblrpo.runs.log_formats import LONG, Text, as_json
+from oblrpo.runs.log_formats import LONGEST_LINE, Text, as_json
 from oblrpo.runs.log_rows import NAMES, Rows, named
 
 STATE = "trainer_state.json"
@@ -62,14 +62,14 @@ def _read(path: Path, file: IO[str]) -> Log:
     first, _, more = head.lstrip().partition("\n")
     file.seek(0)
     if re.match(r"\[\s*[{\]]|[\[{]$", first) or (re.match(r'{\s*"', first) and not (more.strip() and as_json(first))):
-        whole = as_json(file.read())
-        if (entries := entries_of(whole, str(path))) is not None:
-            kind = "a JSON list" if isinstance(whole, list) else "JSON"
+        value = as_json(file.read())
+        if (entries := entries_of(value, str(path))) is not None:
+            kind = "a JSON list" if isinstance(value, list) else "JSON"
             return Log(known(Rows(entries), str(path), kind), 0, kind)
-        if isinstance(whole, dict) and "log_history" in whole:
+        if isinstance(value, dict) and "log_history" in value:
             return read_state(path)
         file.seek(0)
-    text, rows = Text(iter(lambda: file.readline(LONG), ""), str(path)), (Rows(), Rows(), Rows())
+    text, rows = Text(iter(lambda: file.readline(LONGEST_LINE), ""), str(path)), (Rows(), Rows(), Rows())
     for sure, entry in text.entries():
         text.unread += not rows[sure].add(entry)
     counts = [len(each.close(printed=sure == 1)) for sure, each in enumerate(rows)]
@@ -123,9 +123,9 @@ def known(rows: Rows, name: str, found: str) -> Rows:
         InputError: they hold no metric that is known.
     """
     if not any(key != "step" and (key == "skipped" or named(key)[0]) for row in rows for key in row):
-        held = ", ".join(f"{each!s:.40}" for each in rows.names[:8]) or "no names of metrics"
+        names = ", ".join(f"{each!s:.40}" for each in rows.names[:8]) or "no names of metrics"
         raise InputError(
-            f"{name} holds no metric that is known. Found: {found}: {held}. Looked for: {', '.join(NAMES)}, or what "
+            f"{name} holds no metric that is known. Found: {found}: {names}. Looked for: {', '.join(NAMES)}, or what "
             "TRL, verl, OpenRLHF, ms-swift, unsloth, slime and others call them, in JSON, tables and printed lines."
         )
     return rows
@@ -139,7 +139,7 @@ def state_files(run: Path) -> list[Path]:
 
 
 def newest_state(run: Path) -> Log | None:
-    """Read the state of a folder of TRL's that goes farthest of those that are whole; None if there is none.
+    """Read the state of a folder of TRL's that goes farthest of those that are complete; None if there is none.
 
     Raises:
         InputError: all of them are damaged.
@@ -169,8 +169,8 @@ def read_state(file: Path) -> Log:
     """
     try:
         state = dict(json.loads(regular(file).read_bytes()))
-        entries = [dict(entry) | {"step": _whole(entry["step"])} for entry in state["log_history"]]
-        return Log(Rows(entries), _whole(state["max_steps"]), f"TRL, {file.name}")
+        entries = [dict(entry) | {"step": _number_of_steps(entry["step"])} for entry in state["log_history"]]
+        return Log(Rows(entries), _number_of_steps(state["max_steps"]), f"TRL, {file.name}")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
         raise InputError(
@@ -178,7 +178,7 @@ def read_state(file: Path) -> Log:
         ) from None
 
 
-def _whole(value: object) -> int:
+def _number_of_steps(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r:.50} is not a number of steps")
     return value

@@ -1,4 +1,4 @@
-"""Lines of JSON that a run has written: which are whole, and which are of a step."""
+"""Lines of JSON that a run has written: which are complete, and which are of a step."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def read_steps(path: Path) -> list[Metrics]:
     return rows
 
 
-def sorted_out(lines: Iterable[bytes], last: int) -> tuple[list[Metrics], list[bytes]]:
+def kept_and_damaged(lines: Iterable[bytes], last: int) -> tuple[list[Metrics], list[bytes]]:
     """Return the rows of steps up to the last, and the lines that are damaged.
 
     A step that is there already, or comes before one that is, is damage; later steps than the last are forgotten.

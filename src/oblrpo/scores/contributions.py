@@ -239,11 +239,24 @@ def sum_in_widest(values: list[Tensor]) -> Tensor:
     return torch.stack([value.to(dtype) for value in values]).sum(0)
 
 
+def is_short_on_cuda(values: Tensor) -> bool:
+    """Whether products of these may be taken as they are, with sums in float32."""
+    return values.is_cuda and values.dtype in {torch.bfloat16, torch.float16}
+
+
 def matmul(first: Tensor, second: Tensor) -> Tensor:
     """Batched product with float32 sums (or wider); on CUDA short types are multiplied as they are."""
-    if first.is_cuda and first.dtype == second.dtype and first.dtype in {torch.bfloat16, torch.float16}:
+    if is_short_on_cuda(first) and first.dtype == second.dtype:
         return torch.bmm(first, second, out_dtype=torch.float32)
     return wide(first) @ wide(second)
+
+
+def add_matmul(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Add such a product in place."""
+    if is_short_on_cuda(first) and first.dtype == second.dtype:
+        total += matmul(first, second)
+    else:
+        total.baddbmm_(wide(first), wide(second))
 
 
 def vector_total(parts: list[Contribution]) -> Tensor:

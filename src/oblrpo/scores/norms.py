@@ -14,7 +14,9 @@ from oblrpo.scores.contributions import (
     Matrix,
     Outer,
     Vector,
+    add_matmul,
     chunks,
+    is_short_on_cuda,
     joined,
     matmul,
     matrices,
@@ -75,15 +77,17 @@ def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
     norm2_S = []
     for rows in chunks(parts[0].sequences, size * size + sum(part.room for part in parts)):
         some = [part.of(rows) for part in parts]
-        right, lefts = wide(some[0].right), [wide(part.left) for part in some]
-        total_S = right.new_zeros(len(right))
+        right, lefts = some[0].right, [part.left for part in some]
+        if not is_short_on_cuda(right):
+            right, lefts = wide(right), [wide(left) for left in lefts]
+        total_S = torch.zeros(len(right), dtype=torch.promote_types(right.dtype, torch.float32), device=right.device)
         for start in range(0, T, size):
             for other in range(start, T, size):
                 block, second = slice(start, start + size), slice(other, other + size)
-                left_STU = lefts[0][:, block] @ lefts[0][:, second].mT
+                product = matmul(lefts[0][:, block], lefts[0][:, second].mT)
                 for left in lefts[1:]:
-                    left_STU.baddbmm_(left[:, block], left[:, second].mT)
-                product = left_STU * (right[:, block] @ right[:, second].mT)
+                    add_matmul(product, left[:, block], left[:, second].mT)
+                product *= matmul(right[:, block], right[:, second].mT)
                 total_S += (1 if start == other else 2) * product.sum((1, 2))
         norm2_S.append(total_S)
     return torch.cat(norm2_S)

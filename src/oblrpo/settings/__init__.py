@@ -12,8 +12,8 @@ from oblrpo.settings.annotations import (
     refuse_idle,
     refuse_named,
 )
-from oblrpo.settings.foreign_settings import hint
 from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
+from oblrpo.settings.foreign_settings import hint
 from oblrpo.settings.mappings import VLLM
 from oblrpo.settings.reading import (
     IDENTITY,
@@ -44,44 +44,10 @@ from oblrpo.settings.typed import as_type, with_fields
 from oblrpo.settings.yaml_files import read_yaml, read_yaml_file, yaml_line, yaml_text
 
 __all__ = [
-    "IDENTITY",
-    "RECIPES",
-    "VLLM",
-    "AlgorithmConfig",
-    "Mapping",
-    "OptimConfig",
-    "PolicyConfig",
-    "Positional",
-    "RewardsConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "SamplerConfig",
-    "SamplingConfig",
-    "ScoresConfig",
-    "TaskConfig",
-    "TrainConfig",
-    "WarmStartConfig",
-    "adjustable",
-    "as_in_run",
-    "as_type",
-    "check_ranges",
-    "check_sampling",
-    "every_value",
-    "file_named",
-    "flags_in",
-    "flatten",
-    "hint",
-    "load_recipe",
-    "may_change_on_resume",
-    "read_yaml",
-    "read_yaml_file",
-    "recipe_settings",
-    "refuse_idle",
-    "refuse_named",
-    "settings_in",
-    "with_fields",
-    "with_file",
-    "with_settings",
-    "yaml_line",
-    "yaml_text",
-]
+    "IDENTITY", "RECIPES", "VLLM", "AlgorithmConfig", "Mapping", "OptimConfig", "PolicyConfig", "Positional",
+    "RewardsConfig", "RolloutConfig", "RunConfig", "SamplerConfig", "SamplingConfig", "ScoresConfig", "TaskConfig",
+    "TrainConfig", "WarmStartConfig", "adjustable", "as_in_run", "as_type", "check_ranges", "check_sampling",
+    "every_value", "file_named", "flags_in", "flatten", "hint", "load_recipe", "may_change_on_resume", "read_yaml",
+    "read_yaml_file", "recipe_settings", "refuse_idle", "refuse_named", "settings_in", "with_fields", "with_file",
+    "with_settings", "yaml_line", "yaml_text",
+]  # fmt: skip

@@ -5,22 +5,21 @@ steps: Annotated[int, Range(0), MAY_CHANGE] = 100
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import typing
 from collections import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from oblrpo.errors import InputError
+from oblrpo.settings.typed import Setting, of_mapping, settings_of
 
 Mapping = dict[str, Any]
 """Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
 
 
 class Positional(NamedTuple):
-    """The setting is what the first word of a command says that is no flag."""
+    """The setting is the first word of a command that is not a flag."""
 
     name: str  # as usage shows it
     needed: str = ""  # what to give, where the command does nothing without it
@@ -42,7 +41,7 @@ ADJUSTABLE = "adjustable"
 
 @dataclass(frozen=True)
 class Idle:
-    """The setting does nothing under some configs; a run refuses it there where somebody has set it."""
+    """The setting has no effect under some configs; a run refuses it there where somebody has set it."""
 
     why: str
     """The reason, in words; `{task}` stands for the task's name."""
@@ -57,61 +56,52 @@ class Holds:
     kind: type
 
 
-def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
-    """The annotations of every setting by its name, of a config and its sections; of the keys that one holds, too."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for part in filter(dataclasses.is_dataclass, [config, *vars(config).values()]):
-        hints = typing.get_type_hints(type(part), include_extras=True)
-        found |= {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    for name, notes in list(found.items()):
-        for kind in (note.kind for note in notes if isinstance(note, Holds)):
-            hints = typing.get_type_hints(kind, include_extras=True)
-            found |= {f"{name}.{key}": getattr(hint, "__metadata__", ()) for key, hint in hints.items()}
-    return found
+def with_keys(config: Any) -> Iterator[Setting]:
+    """Every setting of a config, and each key that a mapping `Holds`, as `setting.key`."""
+    for setting in settings_of(config):
+        yield setting
+        for kind in [note.kind for note in setting.notes if isinstance(note, Holds)]:
+            for key in settings_of(of_mapping(kind, setting.value, setting.name)):
+                yield key._replace(name=f"{setting.name}.{key.name}")
 
 
-def check_ranges(config: Any, values: abc.Mapping[str, Any]) -> None:
-    """Refuse numbers out of range; `values` are all settings of a config by name."""
-    for name, notes in annotations_of(config).items():
+def check_ranges(config: Any) -> None:
+    """Refuse numbers out of range."""
+    for name, value, _, notes in with_keys(config):
         for note in notes:
-            if isinstance(note, Range) and values[name] is not None and not note.least <= values[name] <= note.most:
-                most = f" and at most {note.most:g}" if note.most < sys.float_info.max else ""
-                least = f"{name} is {values[name]}; it must be a finite number of at least {note.least:g}"
-                raise InputError(f"{least}{most}.")
+            if isinstance(note, Range) and value is not None and not note.least <= value <= note.most:
+                least, most = f"{note.least:,}", f"{note.most:,}"
+                bounded = note.most < sys.float_info.max
+                wanted = f"between {least} and {most}" if bounded else f"a finite number of at least {least}"
+                raise InputError(f"{name} is {value}; it must be {wanted}.")
 
 
 def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
-    """Refuse what somebody has set, `given` with how it is written there, and a run of `config` would pass over."""
+    """Refuse what somebody has set, `given` with how it is written there, and a run of `config` would ignore."""
     idle: dict[str, list[str]] = {}
-    known = annotations_of(config)
-    # Who has set a mapping has set the keys in it.
-    parts = [part for part in vars(config).values() if dataclasses.is_dataclass(part)]
-    given = dict(given) | {
-        f"{name}.{key}": f"{key} in {given[name]}"
-        for part in parts
-        for name, value in vars(part).items()
-        if name in given and any(isinstance(note, Holds) for note in known[name])
-        for key in value
-    }
-    for name, notes in known.items():
+    written = dict(given)
+    for name, value, _, notes in with_keys(config):
         for note in notes:
+            if isinstance(note, Holds) and name in given:  # who has set a mapping has set the keys in it
+                written |= {f"{name}.{key}": f"{key} in {given[name]}" for key in value}
             if isinstance(note, Idle) and note.when(config):
                 idle.setdefault(note.why.format(task=config.task.task), []).append(name)
-    refuse_named(given, idle)
+    refuse_named(written, idle)
 
 
 def refuse_named(given: abc.Mapping[str, str], idle: abc.Mapping[str, Sequence[str]]) -> None:
-    """Refuse settings that do nothing, by why (`idle`), where somebody has set one."""
+    """Refuse settings without an effect, by why (`idle`), where somebody has set one."""
     for why, names in idle.items():
         if written := [given[name] for name in names if name in given]:
-            raise InputError(f"{', '.join(written)} {'has' if len(written) == 1 else 'have'} no effect because {why}; remove {'it' if len(written) == 1 else 'them'}.")
+            has, it = ("has", "it") if len(written) == 1 else ("have", "them")
+            raise InputError(f"{', '.join(written)} {has} no effect because {why}; remove {it}.")
 
 
 def adjustable(config: Any) -> set[str]:
     """The settings that may be adjusted because nobody has set them."""
-    return {name for name, notes in annotations_of(config).items() if ADJUSTABLE in notes} - set(config.given)
+    return {setting.name for setting in settings_of(config) if ADJUSTABLE in setting.notes} - set(config.given)
 
 
 def may_change_on_resume(config: Any) -> set[str]:
     """The settings with which a run may be resumed although they differ from those it was started with."""
-    return {name for name, notes in annotations_of(config).items() if MAY_CHANGE in notes}
+    return {setting.name for setting in with_keys(config) if MAY_CHANGE in setting.notes}

@@ -2,43 +2,46 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import check_ranges
+from oblrpo.settings.annotations import Range, check_ranges, refuse_named
 from oblrpo.settings.idle import NO_VLLM
 from oblrpo.settings.reading import flatten
 from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig, SamplerConfig
 from oblrpo.settings.train import PolicyConfig, TrainConfig
 from oblrpo.settings.typed import with_fields
 
+MOST = 2**31 - 1  # beyond it no machine holds anything
+
 
 @dataclass(frozen=True)
 class SamplingConfig(SamplerConfig, ModelConfig):
-    """How a model is sampling, and its completions drawn."""
+    """How prompts are shown to a model, and its completions drawn."""
 
-    samples: int = 1
+    samples: Annotated[int, Range(1, MOST)] = 1
     """Completions a problem. Not set: at least the largest k."""
     prompt_template: str = ""
-    """What is sampling; {prompt} stands for the question. Empty: it alone; of a benchmark, it and a request to put the
-    answer in \\\\boxed{}."""
+    """Template of the prompt, in which {prompt} stands for the question. Empty: {prompt} alone; of a benchmark, the
+    question and a request to put the answer in \\\\boxed{}."""
     temperature: float = 1.0
     """Sampling temperature; 0: the most probable token, always."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(1e-6, 1)] = 1.0
     """Sample from the most probable tokens that together have this probability."""
-    max_completion_length: int | None = None
+    max_completion_length: Annotated[int | None, Range(1, MOST)] = None
     """Longest completion, in tokens. None: 2048, or what the model's context leaves beside the longest prompt."""
-    problems_per_batch: int = 16
+    problems_per_batch: Annotated[int, Range(1, MOST)] = 16
     """Problems whose completions are drawn together."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, MOST)] = 0
     """Seed of the samples."""
-    limit: int = 0
+    limit: Annotated[int, Range(0, MOST)] = 0
     """Take only the first so many problems of each benchmark, or of the data; 0: all."""
     output: str = ""
     """Folder that keeps every completion; an evaluation that was stopped resumes there. Empty: evaluations/ and the
     model's name."""
 
     def policy(self, model: str) -> PolicyConfig:
-        """Return how a model is loaded and sampling."""
+        """Return how a model is loaded, and how prompts are shown to it."""
         return PolicyConfig(model=model, **{field.name: getattr(self, field.name) for field in fields(ModelConfig)})
 
 
@@ -68,24 +71,12 @@ def check_sampling(
 ) -> SamplingConfig:
     """Refuse what cannot be `drawn`; return it with enough samples for the largest k where their number is not set."""
     sampling = sampling if "samples" in given else replace(sampling, samples=max(sampling.samples, *ks, 1))
-    for key, value, least in (
-        ("samples", sampling.samples, 1),
-        ("max_completion_length", sampling.max_completion_length, 1),
-        ("problems_per_batch", sampling.problems_per_batch, 1),
-        ("limit", sampling.limit, 0),
-        ("seed", sampling.seed, 0),
-        ("k", min(ks, default=1), 1),
-    ):
-        if value is not None and not least <= value < 2**31:
-            raise InputError(f"{key} is {value}; it must be at least {least}.")
+    check_ranges(sampling)
     if sampling.temperature != 0 and not 1e-3 <= sampling.temperature < float("inf"):
         raise InputError(f"temperature is {sampling.temperature}; it must be 0 or at least 0.001.")
     sampling.check_temperature(sampling.temperature)
     if sampling.vllm_args and sampling.sampler != "vllm":
-        raise InputError(f"vllm_args does nothing: {NO_VLLM.why}; set sampler to vllm, or leave it out.")
-    check_ranges(sampling, vars(sampling) | {f"vllm_args.{key}": value for key, value in vars(sampling.vllm).items()})
-    if not 0 < sampling.top_p <= 1:
-        raise InputError("top_p must be above 0 and at most 1.")
-    if drawn and max(ks, default=1) > sampling.samples:
-        raise InputError(f"k is {max(ks)}; with samples {sampling.samples} it must be from 1 to {sampling.samples}.")
+        refuse_named({"vllm_args": "vllm_args"}, {NO_VLLM.why: ["vllm_args"]})
+    if wrong := [k for k in ks if k < 1 or (drawn and k > sampling.samples)]:
+        raise InputError(f"k is {wrong[0]}; it must be at least 1 and at most samples, {sampling.samples}.")
     return sampling

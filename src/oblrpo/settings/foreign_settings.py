@@ -1,4 +1,4 @@
-"""Settings that are called otherwise in other trainers, or are not there."""
+"""The names that other trainers have for our settings, and why some of theirs do not exist here."""
 
 from __future__ import annotations
 
@@ -92,41 +92,41 @@ CALLED = {
     "warmup_steps, a number of steps": "lr_warmup_ratio lr_warmup_steps_ratio warmup_ratio",
     "weighting": "loss_agg_mode token_level_loss",
 }  # fmt: skip
-"""A setting of ours (train|evaluate), with what to mind -> its names in TRL, verl, OpenRLHF, NeMo RL and others."""
+"""A setting of ours (train|evaluate), with a remark -> its names in TRL, verl, OpenRLHF, NeMo RL and others."""
 
 NOT_HERE = {
-    "a batch is one update, or several with num_iterations": "mini_batch_size num_mini_batches num_minibatches "
+    "a batch gets one update, or several with num_iterations": "mini_batch_size num_mini_batches num_minibatches "
     "ppo_mini_batch_size steps_per_generation",
     "a completion earns one reward, at its end": "discount gamma",
-    "a reward is a function, which may call a model; write `rewards` my.py:function":
+    "a reward is a function, which may call a model; use `rewards` my.py:function":
     "reward_model reward_model_path reward_pretrain",
-    "a run has one device; for several, train with TRL or verl and our part in it (docs/trl.md, docs/verl.md)":
+    "a run uses one device; for several, use our adapter for TRL or verl (docs/trl.md, docs/verl.md)":
     "actor_num_gpus_per_node actor_num_nodes adam_offload colocate_all_models deepspeed fsdp fsdp_config gpus "
     "gpus_per_node local_rank n_gpus n_gpus_per_node ngpus nnodes nproc_per_node num_gpus num_gpus_per_node num_nodes "
     "num_processes ref_num_gpus_per_node ref_num_nodes tensor_model_parallel_size tensor_parallel_size "
     "vllm_num_engines vllm_tensor_parallel_size world_size zero_stage",
     "a run's folder is never overwritten; give another `output`": "overwrite overwrite_output overwrite_output_dir",
-    "a run's settings stand in a YAML file that comes first, as in `oblrpo train my.yaml`":
+    "the YAML file of a run's settings is the first argument, as in `oblrpo train my.yaml`":
     "cfg conf config config_file config_name config_path",
-    "completions that are cut are scored as they are": "mask_truncated_completions overlong_buffer overlong_filtering",
-    "data are read whole; leave rows out with `where`": "dataset_streaming max_samples max_train_samples streaming "
+    "truncated completions are scored as they are": "mask_truncated_completions overlong_buffer overlong_filtering",
+    "all rows are read; select some with `where`": "dataset_streaming max_samples max_train_samples streaming "
     "train_max_samples",
     "every step is logged": "log_every log_freq log_interval logging_steps logging_strategy",
-    "float16 is not trained in; write `bf16`": "fp16",
-    "no library but transformers computes the policy": "compile liger torch_compile use_liger use_liger_kernel",
+    "float16 is not supported; use `bf16`": "fp16",
+    "the policy is always computed by transformers": "compile liger torch_compile use_liger use_liger_kernel",
     "oblrpo export writes the model to share": "hub_model_id hub_token push_to_hub",
     "prompts come in epochs, shuffled by the seed": "shuffle shuffle_dataset",
     "sampler and trainer must agree, so there is no dropout": "disable_dropout lora.dropout lora_dropout",
-    "the KL is a price on the reward, log(pi / pi_ref) of the completion":
+    "the KL penalty is subtracted from the reward, as log(pi / pi_ref) of the completion":
     "kl_estimator kl_loss_type kl_penalty kl_type",
-    "the policy is sampled as it is, which the gradient relies on": "do_sample generation_kwargs min_p "
+    "the gradient requires samples of the policy itself": "do_sample generation_kwargs min_p "
     "repetition_penalty top_k top_p",
     "the reference is the policy before the first step": "ref ref_model sync_ref_model",
-    "a baseline stands in the place of a critic": "critic critic_learning_rate critic_num_gpus_per_node "
+    "a baseline takes the place of a critic": "critic critic_learning_rate critic_num_gpus_per_node "
     "critic_num_nodes critic_pretrain critic_warmup gae_lambda lam lambd value_clip vf_coef",
-    "entropy is measured, and not rewarded": "ent_coef entropy_coef entropy_coeff entropy_loss_coef",
+    "entropy is measured, not rewarded": "ent_coef entropy_coef entropy_coeff entropy_loss_coef",
 }  # fmt: skip
-"""Why there is no such setting, or what to write instead -> its names elsewhere."""
+"""Why there is no such setting, or what to use instead -> its names in other trainers."""
 
 _OURS = {name: setting for setting, names in CALLED.items() for name in names.split()}
 _WHY = {name: why for why, names in NOT_HERE.items() for name in names.split()}
@@ -149,13 +149,13 @@ def hint(name: str, known: Iterable[str], sign: str = "") -> str:
     def ours(word: str) -> str:
         settings, comma, mind = _OURS.get(word, "").partition(",")
         here = [setting for setting in settings.split("|") if setting in known]
-        return f" It is {written(here[0])} here{comma}{mind}." if here else ""
+        return f" Use {written(here[0])}{comma}{mind}." if here else ""
 
     answers = [
         ours(ends[0]),
         # before parts of it: critic.optim.lr is not the rate of the policy
-        *[f" There is none here: {_WHY[word]}." for word in [*ends, *parts] if word in _WHY],
-        f" It is {written(parts[-1])} here." if parts[-1] in known else "",
+        *[f" There is no such setting: {_WHY[word]}." for word in [*ends, *parts] if word in _WHY],
+        f" Use {written(parts[-1])}." if parts[-1] in known else "",
         *map(ours, [*ends, *reversed(parts)]),
         *[f" Did you mean '{written(close)}'?" for close in get_close_matches(parts[-1][:100], known, 1, cutoff=0.75)],
     ]

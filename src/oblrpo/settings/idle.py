@@ -1,4 +1,4 @@
-"""When a setting does nothing: the conditions that the fields of `train` are marked with."""
+"""When a setting has no effect: the conditions that annotate the fields of `train`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m oblrpo.settings.write_keywords`."""
+"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m lab.keywords`."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -61,7 +61,7 @@ class TrainKeywords(TypedDict, total=False):
     normalisation: str
     weighting: str
     beta: float
-    train_on: str
+    train_on: Literal["exact", "all"]
     num_iterations: int
     ratio: str
     epsilon: float | None

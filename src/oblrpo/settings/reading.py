@@ -12,53 +12,46 @@ from typing import Any
 
 from oblrpo.checksums import is_as_marked
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.settings.annotations import Holds, annotations_of
+from oblrpo.settings.annotations import Holds, with_keys
 from oblrpo.settings.foreign_settings import hint
 from oblrpo.settings.train import TrainConfig
-from oblrpo.settings.typed import of_mapping, with_fields
+from oblrpo.settings.typed import settings_of, with_fields
 from oblrpo.settings.yaml_files import read_yaml_file
 
 RECIPES = files("oblrpo") / "recipes"
 
 IDENTITY = "identity"
-"""The key of a run's `config.yaml` under which stands what is no setting: see `runs.Identity`."""
+"""The key of a run's `config.yaml` for what is not a setting: see `runs.Identity`."""
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
     """Every setting under its flag's name (underscored), without the sections."""
-    flat: dict[str, Any] = {"recipe": config.recipe}
-    for part in filter(dataclasses.is_dataclass, vars(config).values()):
-        values = dataclasses.asdict(part)  # type: ignore[arg-type]  # no class is a value
-        flat |= {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    return flat
+    return {name: _plain(value) for name, value, *_ in settings_of(config)}
 
 
 def every_value(config: TrainConfig) -> dict[str, Any]:
     """Every setting as `flatten` has it; in the place of a mapping with known keys, each of them as `setting.key`."""
-    values = flatten(config)
-    for name, notes in annotations_of(config).items():
-        for note in notes:
-            if isinstance(note, Holds):
-                held = vars(of_mapping(note.kind, values.pop(name), name))
-                values |= {f"{name}.{key}": value for key, value in held.items()}
-    return values
+    settings = [each for each in with_keys(config) if not any(isinstance(note, Holds) for note in each.notes)]
+    return {name: _plain(value) for name, value, *_ in settings}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML has it."""
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, dict) else value
 
 
 def with_settings(
     config: TrainConfig, settings: dict[str, Any], source: str, given: Iterable[str] | None = None
 ) -> TrainConfig:
-    """`config` with the flat settings of `source` replaced; they count as given for, or those that `given` names."""
+    """`config` with the flat settings of `source` replaced; all of them count as given, or those that `given` names."""
     known = flatten(config)
     for key in settings:
         if key not in known:
             raise InputError(
                 f"{source}: unknown setting {key!r}; `oblrpo train --help-all` lists all.{hint(str(key), known)}"
             )
-    parts = {name: part for name, part in vars(config).items() if dataclasses.is_dataclass(part)}
-    sections: dict[str, Any] = {name: with_fields(part, settings, source) for name, part in parts.items()}
     new = {name for name in (settings if given is None else given) if settings.get(name) is not None}
-    recipe, given = str(settings.get("recipe", config.recipe)), tuple(sorted({*config.given, *new}))
-    return dataclasses.replace(config, recipe=recipe, given=given, **sections)
+    return dataclasses.replace(with_fields(config, settings, source), given=tuple(sorted({*config.given, *new})))
 
 
 def flags_in(argv: list[str]) -> dict[str, str]:
@@ -74,11 +67,11 @@ def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
 
 
 def with_file(config: TrainConfig, path: Path | Traversable, given: Iterable[str] | None = None) -> TrainConfig:
-    """`config` with what a YAML file says; of the `config.yaml` that a run wrote that counts as given for which was."""
-    said = read_yaml_file(path)
-    if (of_run := said.pop(IDENTITY, None)) and is_as_marked(path.read_text(encoding="utf-8")):
+    """`config` with what a YAML file says; of the `config.yaml` that a run wrote only what was given counts so."""
+    settings = read_yaml_file(path)
+    if (of_run := settings.pop(IDENTITY, None)) and is_as_marked(path.read_text(encoding="utf-8")):
         given = of_run.get("given")
-    return with_settings(config, said, str(path), given)
+    return with_settings(config, settings, str(path), given)
 
 
 def recipe_settings(name: str) -> dict[str, Any]:
@@ -87,7 +80,7 @@ def recipe_settings(name: str) -> dict[str, Any]:
 
 
 def file_named(name: str, folder: Traversable, kind: str) -> tuple[Path | Traversable, bool]:
-    """A built-in YAML file of a folder by its name, or a file of somebody's by its path; and whether it is built in."""
+    """A built-in YAML file of a folder by its name, or any file by its path; and whether it is built in."""
     built_in = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name in built_in:
         return folder / f"{name}.yaml", True

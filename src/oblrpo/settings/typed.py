@@ -1,26 +1,71 @@
-"""Values as the fields of a dataclass want them."""
+"""Settings as fields of dataclasses: those of a config and of its sections, and values as their types want them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from oblrpo.errors import InputError, did_you_mean
 
-Section = TypeVar("Section")
+Config = TypeVar("Config")
 
 
-def with_fields(part: Section, settings: Mapping[str, Any], source: str) -> Section:
-    """One section with those of the flat settings replaced that are fields of it; `source` says where they stand."""
-    hints = typing.get_type_hints(type(part))
-    mine = {key: as_type(value, hints[key], f"{source}: {key}") for key, value in settings.items() if key in hints}
-    return dataclasses.replace(part, **mine)  # type: ignore[type-var]  # a dataclass, which TypeVar cannot say
+class Setting(NamedTuple):
+    """A setting as it stands in a config."""
+
+    name: str
+    value: Any
+    type: Any
+    notes: tuple[Any, ...]
+    """Its annotations."""
 
 
-def of_mapping(kind: type[Section], given: Mapping[str, Any], source: str) -> Section:
+def sections(config: Any) -> Iterator[Any]:
+    """A dataclass and those in it."""
+    yield config
+    for value in filter(dataclasses.is_dataclass, vars(config).values()):
+        yield from sections(value)
+
+
+def types_of(section: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Name -> type and annotations of the settings of a dataclass, sections included."""
+    return _types_of(type(section))  # type: ignore[arg-type]  # classes are hashable
+
+
+@functools.cache
+def _types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    types, hints = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in dataclasses.fields(kind) if field.compare]
+    return {name: (types[name], getattr(hints[name], "__metadata__", ())) for name in names}
+
+
+def settings_of(config: Any) -> Iterator[Setting]:
+    """Every setting of a config and of its sections; a field with `compare` off is none."""
+    for section in sections(config):
+        for name, type_and_notes in types_of(section).items():
+            if not dataclasses.is_dataclass(value := getattr(section, name)):
+                yield Setting(name, value, *type_and_notes)
+
+
+def with_fields(config: Config, settings: Mapping[str, Any], source: str) -> Config:
+    """A config with those of the flat settings replaced that are its own; `source` says where they stand."""
+    types = {each.name: each.type for each in settings_of(config)}
+    typed = {key: as_type(value, types[key], f"{source}: {key}") for key, value in settings.items() if key in types}
+    return replaced(config, typed)
+
+
+def replaced(config: Config, values: Mapping[str, Any]) -> Config:
+    """A config with these settings replaced, in its sections, too."""
+    own = {name: values[name] for name in values.keys() & vars(config).keys()}
+    inner = {name: replaced(part, values) for name, part in vars(config).items() if dataclasses.is_dataclass(part)}
+    return dataclasses.replace(config, **(own | inner))  # type: ignore[type-var]  # `task` is a section and a setting
+
+
+def of_mapping(kind: type[Config], given: Mapping[str, Any], source: str) -> Config:
     """A dataclass from a mapping, which may leave fields out."""
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as above
     for key in given:

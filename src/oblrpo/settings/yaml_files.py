@@ -54,8 +54,10 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
             what = f"{error.context}, {error.problem}" if error.context else str(error.problem)
         elif isinstance(error, (YAMLError, ValueError, AssertionError)):
             what = str(error)
-        said = " ".join(what.encode("utf-8", "backslashreplace").decode().split()).partition(", if necessary")[0][:500]
-        raise InputError(f"{place} is not valid YAML: {said}.") from None
+        reason = " ".join(what.encode("utf-8", "backslashreplace").decode().split()).partition(", if necessary")[0][
+            :500
+        ]
+        raise InputError(f"{place} is not valid YAML: {reason}.") from None
     if not isinstance(settings, dict):
         raise InputError(f"{source} must hold settings as YAML has them: `key: value`, or {{key: value}} on one line.")
     return settings
@@ -97,7 +99,7 @@ def yaml_text(value: Any, short_lists: bool = False) -> str:
 
 
 def yaml_line(value: Any) -> str:
-    """A value as one line of YAML, with keys in order, as somebody writes it on the command line."""
+    """A value as one line of YAML, with keys in order, as it is written on the command line."""
     return _dumped(_yaml(flow=True, sort=True), value).removesuffix("...\n").strip()
 
 

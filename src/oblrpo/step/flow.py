@@ -310,7 +310,8 @@ class Gradient:
     def ess_ratio(self) -> float:
         """The effective sample size over the batch's, (sum rho)^2 / (B sum rho^2); 1 where all rho are 0."""
         rho_N = self.rho_PG[self.batch.valid_PG & self.batch.kept_PG].double()
-        return float(rho_N.sum() ** 2 / (len(rho_N) * rho_N.square().sum())) if rho_N.any() else 1.0
+        one_N = torch.ones_like(rho_N)
+        return float((one_N @ rho_N) ** 2 / (len(rho_N) * (one_N @ rho_N.square()))) if rho_N.any() else 1.0
 
     @property
     def entropy(self) -> float:

@@ -11,10 +11,6 @@ from oblrpo.step.flow import Batch
 
 ROUNDING = 1e-6
 """An advantage below this share of the largest reward is what float32 leaves of 0."""
-BACKWARD = 3.0
-"""What training on a token costs, in forwards of a token."""
-SAMPLING = 1.0
-"""What sampling a token costs, in the same unit."""
 
 
 def without_idle(batch: Batch, baseline_PG: Tensor) -> Batch:

@@ -43,8 +43,8 @@ class Chart:
     """Whether the axis is logarithmic where values are far apart."""
     blank: float | None = None
     """It is left out where every step has this value."""
-    level: tuple[float, str] | None = None
-    """A dotted line, and its name."""
+    levels: tuple[tuple[float, str], ...] = ()
+    """Dotted lines across it, and their names."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ CHARTS = (
           advice="If near 1: take easier or harder prompts, more `num_generations`, or a finer reward."),
     Chart("Noise and learning rate", "Signal to noise of the batch gradient", "n_snr", "N SNR", kind="n_snr",
           note="N SNR with its 95 % interval. At 1, signal and noise are equal; a gradient of noise alone has 0.",
-          level=(1, "signal = noise"),
+          levels=((1, "signal = noise"),),
           advice="If at 0 for long: take a larger batch (`prompts_per_step`), or a baseline with less variance (see "
           "the ledger). If far above 1: a smaller batch is enough."),
     Chart("Noise and learning rate", "Learning rate", "learning_rate", "learning rate", kind="rate", logarithmic=True,
@@ -262,7 +262,7 @@ CHARTS = (
           "by this."),
     Chart("Variance under each baseline", "Variance of unbiased baselines over the run", "variance/NAME",
           "variance / RLOO's", kind="variance_course",
-          note="On the same batch. A single step is a noisy estimate.", level=(1, "RLOO"),
+          note="On the same batch. A single step is a noisy estimate.", levels=((1, "RLOO"),),
           advice="A baseline that is good at the start need not be good at the end."),
     Chart("What was trained on", "Completions trained on", "completions/trained_ratio", "share of completions",
           averaged=True, blank=1,
@@ -273,7 +273,7 @@ CHARTS = (
           advice="If it grows by orders of magnitude, the policy is nearly certain of what it writes, and rare "
           "completions move it far."),
     Chart("Score norms", "Score norm, high over low reward", "score_norm2/kappa", "kappa", averaged=True,
-          logarithmic=True, level=(1, "equal norms"),
+          logarithmic=True, levels=((1, "equal norms"),),
           note="Ratio of mean squared norms. Far from 1, the optimal baseline differs from the mean reward.",
           advice="If near 1, and norms are alike, weights gain nothing over RLOO."),
     Chart("Score norms", "Score norm against reward", "", "‖∇ log π‖²", kind="norm_against_reward",

@@ -17,15 +17,6 @@ TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer wi
 
 
 @dataclass(frozen=True)
-class BenchmarkProblem:
-    """One question with its gold answers, all of which must be given."""
-
-    index: int  # row of the data, counted from 0 through all its files
-    question: str  # the question as published
-    golds: tuple[str, ...]  # the gold answers
-
-
-@dataclass(frozen=True)
 class Benchmark:
     """Where a benchmark stands on the hub, and how its rows are read."""
 
@@ -37,38 +28,34 @@ class Benchmark:
 
 
 def load_benchmark(
-    name: str, files: Sequence[str] = (), split: str = "", where: Mapping[str, object] | None = None
-) -> list[BenchmarkProblem]:
+    name: str,
+    files: Sequence[str] = (),
+    split: str = "",
+    where: Mapping[str, object] | None = None,
+    template: str = "",
+) -> list[Problem]:
     """Return the problems of a named benchmark, from its published files in the order given, or else from the hub.
 
-    `split` is a split on the hub other than the one that is reported on. `where` names columns and the values to keep.
+    Their column `answer` is the gold answer, or a list of several, all of which must be given. `split` is a split on
+    the hub other than the one that is reported on. `where` names columns and the values to keep. The question replaces
+    {prompt} in the template.
     """
     if name not in BENCHMARKS:
         raise InputError(
             f"unknown benchmark '{name}'; choose one of: {', '.join(BENCHMARKS)}.{did_you_mean(name, BENCHMARKS)}"
         )
+    template = template or TEMPLATE
+    check_template(template)
     benchmark = BENCHMARKS[name]
     path, configuration, reported = benchmark.hub
     rows = read_source(files, split or reported) if files else read_hub(path, configuration, split or reported)
     problems = []
-    for index, (place, row) in enumerate(keep_rows(rows, where or {})):
+    for place, row in keep_rows(rows, where or {}):
         column = next((column for column in benchmark.questions if column in row), benchmark.questions[0])
-        problems.append(BenchmarkProblem(index, text_of(row, column, place), benchmark.golds(row, place)))
+        question, golds = text_of(row, column, place), benchmark.golds(row, place)
+        columns = {"answer": golds[0] if len(golds) == 1 else list(golds)}
+        problems.append(Problem(template.replace(PLACEHOLDER, question), ", ".join(golds), columns, question))
     return problems
-
-
-def to_train_on(problems: Sequence[BenchmarkProblem], template: str) -> list[Problem]:
-    """Return the problems of a benchmark as those of a task; the question replaces {prompt} in the template."""
-    check_template(template)
-    return [
-        Problem(
-            template.replace(PLACEHOLDER, problem.question),
-            ", ".join(problem.golds),
-            {"answer": problem.golds[0] if len(problem.golds) == 1 else list(problem.golds)},
-            problem.question,
-        )
-        for problem in problems
-    ]
 
 
 def _answer(row: Row, where: str) -> tuple[str, ...]:

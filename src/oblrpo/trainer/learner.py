@@ -175,8 +175,8 @@ class Learner:
     @torch.no_grad()
     def _entropy(self, samples: Samples, batch: Batch, of_PG: Tensor) -> float:
         """The sum of the entropies of some outputs' tokens: as they were drawn, or by a forward."""
-        if samples.rollouts.features is not None:
-            return float(samples.rollouts.features.entropy_S[of_PG.flatten()].sum())
+        if samples.rollouts.entropy_S is not None:
+            return float(samples.rollouts.entropy_S[of_PG.flatten()].sum())
         policy, temperature = self.core.policy, self.core.rollout.temperature
         parts = batch.parts(self.core.micro_batches, of_PG)
         return sum(policy.logps(part.sequences, temperature).entropy for part in parts)

@@ -241,7 +241,7 @@ class Trainer:
         for name, (_, parts) in self.rewards.likenesses().items():
             lacks = f"cannot check whether reward '{name}' has changed: there is no digest of {', '.join(parts)}."
             self.notes += [lacks] if parts else []
-        return begun.going_on(sources)
+        return begun.resumed(sources)
 
     def _warm_start(self, progress: Progress) -> dict[str, float]:
         """Learn from demonstrations; return the last loss, and of a loaded model the accuracy before."""

@@ -9,7 +9,7 @@ import torch
 from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.clock import Clock
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, RULES, SNRSchedule
+from oblrpo.estimators import BASELINES, SNRSchedule
 from oblrpo.memory import keep_freed
 from oblrpo.policy import Policy, check_policy, load_policy
 from oblrpo.policy.micro_batches import MicroBatches
@@ -22,6 +22,7 @@ from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_valu
 from oblrpo.step import SCORE_NORMS, Algorithm1, Movement, StepBaseline
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.reference import Reference
+from oblrpo.tables.schedules import refusal
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.learner import Learner
@@ -43,8 +44,8 @@ def check(config: TrainConfig) -> None:
             f"the baseline {algorithm.baseline!r} compares a prompt's completions, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
-    check_ranges(config, every_value(config))
-    if refused := RULES[algorithm.schedule].refusal(config.optim.optimizer, config.optim.learning_rate):
+    check_ranges(config)
+    if refused := refusal(algorithm.schedule, config.optim.optimizer, config.optim.learning_rate):
         raise InputError(refused)
     if algorithm.smallest_group > G:
         raise InputError(
@@ -143,11 +144,11 @@ def make_learner(
         tape = ScoreTape(policy.model, scores.score_method)
         schedule = SNRSchedule(
             optimizer,
-            algorithm.schedule,  # type: ignore[arg-type]
+            algorithm.schedule,
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=optim.schedule_kl,
             updates=iterations,
-            rounds=policy.rounds,
+            low_precision=policy.rounds,
         )
         # Where lengths decide which prompts go together, this batch's part of the prior would depend on own outputs.
         by_length = bool(rollout.tokens_per_micro_batch)

@@ -11,7 +11,7 @@ from oblrpo.policy import Policy
 from oblrpo.rewards import NEED_ANSWER, split_weight
 from oblrpo.settings import TaskConfig, TrainConfig
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
-from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
+from oblrpo.tasks.benchmarks import load_benchmark
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
 from oblrpo.tasks.sources import Stream, keep_rows, read_source
 
@@ -40,7 +40,7 @@ def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
     if not isinstance(task, DataTask):
         raise InputError(f"max_prompt_length needs data; the task {task.name!r} generates its problems.")
     rows = [*task.given, *task.own]
-    lengths = policy.format.lengths(policy.tokenizer, [problem.prompt for problem in rows])
+    lengths = policy.lengths([problem.prompt for problem in rows], room=None)
     long = {id(problem) for problem, length in zip(rows, lengths, strict=True) if length > most}
     task.drop(f"longer than {most} tokens (max_prompt_length)", lambda problem: id(problem) in long)
 
@@ -53,11 +53,11 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
         raise InputError(
             f"task_args is {task.task_args}, but the benchmark {task.task} takes none; choose rows by where."
         )
-    template = task.prompt_template or TEMPLATE
-    problems = to_train_on(load_benchmark(task.task, task.data, "train" if task.data else train, task.where), template)
+    template = task.prompt_template
+    problems = load_benchmark(task.task, task.data, "train" if task.data else train, task.where, template)
     heldout = None
     if task.eval_data or not task.data:
-        heldout = to_train_on(load_benchmark(task.task, task.eval_data, "test"), template)
+        heldout = load_benchmark(task.task, task.eval_data, "test", template=template)
     return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",))
 
 

@@ -256,7 +256,7 @@ def follow(folder, settings, rate=RATE):
             metrics = update(engine, rows, False, {"group_norm2": [1e4 + step] * PROMPTS}, PROMPTS * OUTPUTS, size=4)
         norm2 = metrics["grad_norm"] ** 2
         # The slope that the engine saw; this schedule has no gradient of its own to see one by.
-        schedule.rule.slope.load_state_dict(engine._schedule.rule.slope.state_dict())
+        vars(schedule.rule.slope).update(vars(engine._schedule.rule.slope))
         moments = estimators.moments(torch.tensor([1e4 + step] * PROMPTS), norm2)
         schedule.step(moments, mean_length=MEAN_LENGTH, fresh=False)
         expected = schedule.learning_rates[0]
@@ -265,17 +265,17 @@ def follow(folder, settings, rate=RATE):
         share = metrics["lr_used"][0] / expected
         model = plain_model(engine, path)
         true_SC = change_SC(before, [token_logps(model, row) for row in chosen])
-        true_kl = estimators.rules.mean_kl(true_SC)
+        true_kl = estimators.measuring.mean_kl(true_SC)
         errors["step_kl"] = max(errors["step_kl"], abs(metrics["step_kl"][0] - true_kl) / max(true_kl, 1e-9))
         errors["shares"].append(share)
         # the engine's own knowledge of the update is what the rule goes on with
         schedule.load_state_dict(engine._schedule.state_dict())
-        schedule.rule._used = None
+        schedule._unmeasured = None
     errors["ranks agree"] = float(len(set(gathered(json.dumps(engine._schedule.state_dict())))) == 1)
     errors["most"] = max(errors["shares"])
     errors["last"] = errors["shares"][-1]
     errors["least"] = min(errors.pop("shares"))
-    errors["kappa"] = engine._schedule.rule.kappa
+    errors["kappa"] = engine._schedule.rule.state.root_kappa**2
     return errors
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
 from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
-from oblrpo.estimators import RULES, SNRSchedule
-from oblrpo.estimators.schedule import Mode
+from oblrpo.estimators import SNRSchedule
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards.user import LARGEST
@@ -31,6 +30,7 @@ from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step.flow import NO_SIGNAL
 from oblrpo.step.reference import Reference
+from oblrpo.tables.schedules import refusal
 
 LOGGER = logging.getLogger(__name__)
 
@@ -168,16 +168,16 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         scheduler = super().create_scheduler(*args, **kwargs)
         given: OBLRPOConfig = self.args
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
-        if refusal := RULES[given.schedule].refusal(type(optimizer).__name__, given.learning_rate):
-            raise InputError(refusal)
+        if refused := refusal(given.schedule, type(optimizer).__name__, given.learning_rate):
+            raise InputError(refused)
         if self._rate is not None and self._schedule.optimizer is optimizer:
             return scheduler  # trained on
         try:
             self._schedule = SNRSchedule(
                 optimizer,
-                cast(Mode, given.schedule),
+                given.schedule,
                 kl=given.schedule_kl,
-                rounds=self._policy.rounds,
+                low_precision=self._policy.rounds,
             )
         except ValueError as error:
             raise InputError(f"the schedule cannot be used: {error}") from None

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from oblrpo.adapters.conditions import Rule, check, is_one_of, off
 from oblrpo.adapters.verl.settings import ESTIMATORS, Settings
 from oblrpo.errors import InputError
-from oblrpo.estimators import RULES as RATE_RULES
+from oblrpo.tables.schedules import refusal
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 
@@ -158,8 +158,8 @@ def check_choice(config: Any, settings: Settings) -> None:
             "+oblrpo.score_norms=exact."
         )
     optim = config.actor_rollout_ref.actor.optim
-    if refusal := RATE_RULES[settings.schedule].refusal(optim.optimizer, optim.lr):
-        raise InputError(f"{ACTOR}.optim and +oblrpo.schedule={settings.schedule}: {refusal}")
+    if refused := refusal(settings.schedule, optim.optimizer, optim.lr):
+        raise InputError(f"{ACTOR}.optim and +oblrpo.schedule={settings.schedule}: {refused}")
 
 
 def check_dropout(model: Any) -> None:

@@ -63,7 +63,7 @@ class Settings:
 def read_settings(given: Mapping[str, Any] | None) -> Settings:
     """Return the settings in `config.oblrpo`."""
     settings = of_mapping(Settings, given or {}, "oblrpo")
-    check_ranges(settings, vars(settings))
+    check_ranges(settings)
     if not 0 < settings.kl < math.inf:
         raise InputError(f"oblrpo.kl must be a number of nats above 0, got {settings.kl}.")
     if not 0 < settings.calibration_share <= 1:

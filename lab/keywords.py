@@ -1,4 +1,4 @@
-"""Write `keywords.py`, by which editors complete settings: `python -m oblrpo.settings.write_keywords`."""
+"""Write `keywords.py`, by which editors complete settings: `python -m lab.keywords`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from oblrpo.settings import keywords
 from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig
 from oblrpo.settings.train import TrainConfig
 
-HEAD = '''"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m oblrpo.settings.write_keywords`."""
+HEAD = '''"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m lab.keywords`."""
 
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 '''
-FILE = Path(__file__).with_name("keywords.py")
+FILE = Path(keywords.__file__)
 ARGUMENTS = {"model", "data", "eval_data", "sft_data"}
 """Settings that are arguments of their own, which take objects, too."""
 PATHS = {"output"}

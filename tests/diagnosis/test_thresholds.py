@@ -1,0 +1,156 @@
+"""Every condition just inside and just outside of each of its thresholds, in runs without noise."""
+
+import pytest
+
+from oblrpo.diagnosis import CONDITIONS, Facts, Watch
+
+WELL = {"reward": 0.3, "reward_std": 0.4, "frac_reward_zero_std": 0.2, "grad_norm": 1.0, "loss": 0.01, "entropy": 1.0}
+CUT, LENGTH, SAMPLED = "completions/clipped_ratio", "completions/mean_length", "sampling/{}_logp_difference/mean"
+OUTAGE = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+RISING = {"reward": lambda step: 0.3 + step / 400}
+
+
+def run(*parts):
+    """So many steps with some columns (or what they are at a step), then so many with others."""
+    rows = []
+    for count, columns in parts:
+        for step in range(len(rows) + 1, len(rows) + 1 + count):
+            row = WELL | {"step": step} | {key: v(step) if callable(v) else v for key, v in columns.items()}
+            rows.append({key: value for key, value in row.items() if value is not None})
+    return rows
+
+
+def from_to(key, before, **always):
+    """A metric that goes from one level to another after 30 steps."""
+    return lambda level: run((30, {key: before} | always), (30, {key: level} | always))
+
+
+def collapse(key, before):
+    return lambda level: run((30, {key: before}), (12, OUTAGE | {key: level}))
+
+
+def evaluated(before, after, right):
+    """A reward that changes once, and an accuracy that does not, evaluated every ten steps."""
+    rows = run((100, {"reward": before}), (100, {"reward": after}))
+    return [row | ({"eval/accuracy": right} if row["step"] % 10 == 0 else {}) for row in rows]
+
+
+def spikes(many):
+    """So many steps whose norm is as high, among others that vary a little."""
+    norms = {"grad_norm": lambda step: 1 + step % 2 / 100}
+    return lambda level: run((30, norms), *[(1, {"grad_norm": level}), (5, norms)] * many)
+
+
+def swing(factor):
+    return run((30, {"learning_rate": lambda step: 1e-4 * factor ** (step % 2)}))
+
+
+def parts(low, steps=90, high=0.98):
+    """A format that is earned and a task that is not, which changes once."""
+    return run((steps, {"rewards/format/mean": high, "rewards/task/mean": low, "reward": high + low}))
+
+
+def traded(task):
+    """A task that is forgotten for the sake of something else."""
+    after = {"rewards/form/mean": 0.8, "reward": lambda step: 0.9 + step % 2 / 99}
+    return run((30, {"rewards/task/mean": 0.5, "rewards/form/mean": 0.1}), (30, {"rewards/task/mean": task} | after))
+
+
+def waved(height):
+    """A reward that has risen once, and has fallen back."""
+    return run((20, {}), (20, {"reward": 0.3 + height}), (80, {}))
+
+
+THRESHOLDS = [
+    # a condition, what the run looks like, levels inside and outside, and facts
+    ("all truncated", lambda cut: run((10, {CUT: cut, "reward": 0.001})), 0.91, 0.89, {}),
+    ("all truncated", lambda reward: run((10, {CUT: 1.0, "reward": reward})), 0.0049, 0.0051, {}),
+    ("all truncated", lambda reward: run((25, {CUT: 1.0, "reward": reward})), 0.099, 0.101, {}),
+    ("all truncated", lambda n: run((n, {CUT: 1.0, "reward": 0.001})), 5, 4, {}),
+    ("all truncated", lambda n: run((n, {CUT: 1.0, "reward": 0.09})), 20, 19, {}),
+    ("all truncated", lambda share: run((10, {CUT: 1.0, "reward": -1, "frac_reward_zero_std": share})), 0.99, 0.97, {}),
+    ("all truncated", lambda share: run((25, {CUT: 1.0, "reward": -1, "frac_reward_zero_std": share})), 0.91, 0.89, {}),
+    ("policy collapsed", collapse("entropy", 1.2), 1.65, 1.61, {}),
+    ("policy collapsed", collapse("entropy", 1.2), 0.54, 0.56, {}),
+    ("policy collapsed", collapse(LENGTH, 100), 202, 200, {}),
+    ("policy collapsed", collapse(LENGTH, 100), 49, 50, {}),
+    ("policy collapsed", collapse("kl", 0.01), 0.121, 0.119, {}),
+    ("reward without accuracy", lambda reward: evaluated(0.3, reward, 0.3), 0.51, 0.49, {}),
+    ("reward without accuracy", lambda right: evaluated(0.96, 0.96, right), 0.42, 0.44, {}),
+    ("reward without accuracy", lambda reward: evaluated(reward, reward, 0.3), 0.901, 0.899, {}),
+    ("same reward", lambda n: run((30, {}), (n, OUTAGE)), 5, 4, {}),
+    ("same reward", lambda n: [{"step": row["step"], "reward": row["step"] / 99 * (row["step"] < 31)}
+                               for row in run((30 + n, {}))], 20, 19, {}),
+    ("outlying reward", lambda reward: run((30, {"reward": 0.5}), (1, {"reward": reward, "reward_std": 99})),
+     50.6, 50.4, {}),
+    ("outlying reward", lambda reward: run((30, {"reward": 0.05, "reward_std": 0.01}),
+                                           (1, {"reward": reward, "reward_std": 99})), 10.06, 10.04, {}),
+    ("not finite", lambda skipped: run((1, {"skipped": skipped})), 1, 0, {}),
+    ("gradient cut off", lambda n: run((20, {}), (n, {"grad_norm": 0.0})), 3, 2, {}),
+    ("reward fell", from_to("reward", 0.5), 0.349, 0.351, {}),
+    ("reward fell", lambda low: run((20, {"reward": 0.3}), (20, {"reward": 0.5}), (20, {"reward": low})),
+     0.399, 0.401, {}),
+    ("task traded", traded, 0.374, 0.376, {}),
+    ("format saturated", parts, 0.48, 0.50, {}),
+    ("format saturated", lambda steps: parts(0.1, steps), 80, 79, {}),
+    ("no gradient", lambda n: run((20, {}), (n, {"grad_norm": 0.0, "frac_reward_zero_std": 1.0})), 3, 2, {}),
+    ("entropy collapsed", from_to("entropy", 1.0), 0.099, 0.101, {}),
+    ("entropy collapsed", from_to("entropy", 1.0, **RISING), 0.0199, 0.0201, {}),
+    ("entropy collapsed", lambda low: run((60, {}), (60, {"entropy": low, "frac_reward_zero_std": 0.75})),
+     0.49, 0.51, {}),
+    ("entropy exploded", from_to("entropy", 1.0), 2.01, 1.99, {}),
+    ("entropy exploded", from_to("entropy", 0.2), 0.71, 0.69, {}),
+    ("KL runs away", from_to("kl", 0.2), 0.61, 0.59, {}),
+    ("KL runs away", from_to("kl", 0.05), 0.31, 0.29, {}),
+    ("KL runs away", from_to("kl", 0.1, **RISING), 1.01, 0.99, {}),
+    ("length runs away", from_to(LENGTH, 100), 201, 199, {}),
+    ("length shrinks", from_to(LENGTH, 100), 49, 51, {}),
+    ("rate collapsed", from_to("learning_rate", 1e-4), 0.99e-6, 1.01e-6, {}),
+    ("rate collapsed", lambda n: run((30, {"learning_rate": 1e-4}), (n, {"learning_rate": 1e-7})), 10, 9, {}),
+    ("rate collapsed", lambda n: run((180, {"learning_rate": 1e-4}), (n, {"learning_rate": 1e-7})), 20, 19, {}),
+    ("updates lost", lambda n: run((30, {"step_kl": 0.1}), (n, {"step_kl": 0.0})), 10, 9, {}),
+    ("rewards missing", lambda share: run((20, {"completions/masked_ratio": share})), 0.11, 0.09, {}),
+    ("sampler mismatch", lambda apart: run((5, {SAMPLED.format("sampling"): apart})), 0.051, 0.049, {}),
+    ("sampler mismatch", lambda apart: run((5, {SAMPLED.format("sequence"): apart})), 0.101, 0.099,
+     {"corrects_sampler": False}),
+    ("sampler mismatch", lambda apart: run((5, {SAMPLED.format("sequence"): apart})), 1.01, 0.99,
+     {"corrects_sampler": True}),
+    ("baselines explode", from_to("baseline/spread", 0.2, reward=5.0), 2.01, 1.99, {}),
+    ("baselines explode", from_to("baseline/spread", 0.02, reward_std=0.1), 0.51, 0.49, {}),
+    ("baselines explode", from_to("baseline/spread", 0.02, reward_std=0.7), 0.71, 0.69, {}),
+    ("gradient grows", from_to("grad_norm", 1.0), 10.1, 9.9, {}),
+    ("gradient grows", from_to("grad_norm", 1.0, **RISING), 50.1, 49.9, {}),
+    ("gradient spikes", spikes(3), 10.2, 9.9, {}),
+    ("gradient spikes", spikes(1), 30.3, 29.9, {}),
+    ("gradient spikes", lambda many: spikes(many)(20.0), 3, 2, {}),
+    ("rate oscillates", swing, 2.01, 1.99, {}),
+    ("clipping", lambda share: run((20, {"clip_ratio/region_mean": share})), 0.251, 0.249, {}),
+    ("truncation", from_to(CUT, 0.05), 0.251, 0.249, {}),
+    ("truncation", lambda before: from_to(CUT, before, **RISING)(0.3), 0.099, 0.101, {}),
+    ("silent groups", lambda share: run((100, {"frac_reward_zero_std": share})), 0.701, 0.699, {}),
+    ("silent groups", lambda n: run((n, {"frac_reward_zero_std": 0.8})), 60, 59, {}),
+    ("rewards agree", lambda std: run((60, {"frac_reward_zero_std": None, "reward_std": 0.5}),
+                                      (60, {"frac_reward_zero_std": None, "reward_std": std})), 0.099, 0.101, {}),
+    ("no progress", lambda n: run((n, {"reward": lambda step: 0.3 + step % 2 / 100})), 100, 99, {}),
+    ("no progress", waved, 0.099, 0.101, {}),
+    ("no progress yet", lambda n: run((n, {"reward": lambda step: 0.3 + step % 2 / 100})), 40, 39, {}),
+    ("solved", lambda n: run((40, {"reward": lambda step: step / 41, "reward_std": lambda step: (41 - step) / 99}),
+                             (n, OUTAGE | {"reward": 1.0})), 5, 4, {}),
+    ("prompts used up", lambda share: run((50, {}), (100, {"reward": 0.8, "frac_reward_zero_std": share})),
+     0.701, 0.699, {}),
+    ("prompts used up", lambda reward: run((50, {}), (100, {"reward": reward, "frac_reward_zero_std": 0.8})),
+     0.751, 0.749, {}),
+    ("loss of zero", lambda n: run((n, {"loss": 0.0})), 3, 2, {}),
+    ("batch far below", lambda snr: run((30, {"signal2": snr / 32, "trace_cov": 1.0})), 0.099, 0.101, {"prompts": 32}),
+    ("batch far above", lambda snr: run((30, {"signal2": snr / 32, "trace_cov": 1.0})), 10.1, 9.9, {"prompts": 32}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "rows", "inside", "outside", "facts"), THRESHOLDS)
+def test_a_condition_holds_just_inside_its_threshold_and_not_just_outside(name, rows, inside, outside, facts):
+    assert name in Watch(Facts(**facts)).over(rows(inside)).found
+    assert name not in Watch(Facts(**facts)).over(rows(outside)).found
+
+
+def test_every_condition_is_among_them():
+    assert {name for name, *_ in THRESHOLDS} == {condition.name for condition in CONDITIONS}
