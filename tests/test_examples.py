@@ -1,12 +1,16 @@
-"""The examples that are no script: `examples/summaries`, rows and a reward of one's own."""
+"""The examples: the algorithm in one file, and `examples/summaries`, rows and a reward of one's own."""
 
+import copy
 import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from oblrpo.rollout import TransformersSampler
 from tests.cli.conftest import no_page, oblrpo, small_run
+from tests.trainer.learners import learner_of, samples_of
 
 __all__ = ["no_page", "oblrpo", "small_run"]
 
@@ -47,3 +51,49 @@ def test_a_run_on_summaries(small_run, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run" / "completions" / "step_2.jsonl").read_text().splitlines()]
     assert len(rows) == 12
     assert all(row["prompt"].endswith("\nSummary:\n") and 0 <= row["reward"] <= 1 for row in rows)
+
+
+SPEC_ONE = importlib.util.spec_from_file_location("one_file", FOLDER.parent / "one_file.py")
+one_file = importlib.util.module_from_spec(SPEC_ONE)
+SPEC_ONE.loader.exec_module(one_file)
+
+
+def test_one_file_makes_the_trainers_updates(tiny_policy):
+    """The same samples move the same weights to the same place, in float64, over steps of the measured rate."""
+    tiny_policy.model.double()
+    model = copy.deepcopy(tiny_policy.model)
+    learner = learner_of(tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-3)
+    mine = one_file.OBLRPO(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0))
+    begun = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    for step in range(1, 6):
+        torch.manual_seed(step)
+        rollouts = TransformersSampler(tiny_policy).sample(["a", "bc", "d=", "ab>c"], 4, 6, 1.0)
+        rewards_PG = torch.rand(4, 4, dtype=torch.float64) * (torch.rand(4, 4) > 0.5)
+        (update,) = learner.learn(samples_of(rollouts, rewards_PG), step).updates
+        sequences = rollouts.sequences
+        rows = [
+            [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+            for ids, mask in (
+                (sequences.prompt_SQ, sequences.prompt_mask_SQ),
+                (sequences.completion_SC, sequences.own_SC),
+            )
+        ]
+        ids_ST, own_ST = one_file.rows(*rows)
+        metrics = mine.step(ids_ST.clamp(max=tiny_policy.vocabulary - 1), own_ST.double(), rewards_PG)
+        assert metrics["learning_rate"] == pytest.approx(update.learning_rate, rel=1e-6)
+        assert metrics["step_kl"] == pytest.approx(update.kl, rel=1e-6)
+        moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - begun
+        theirs = torch.cat([p.detach().flatten() for p in tiny_policy.model.parameters()]) - begun
+        torch.testing.assert_close(moved, theirs, rtol=1e-6, atol=1e-9)
+    assert moved.abs().max() > 1e-3
+
+
+def test_one_file_is_short_and_samples_as_it_says(monkeypatch):
+    assert len((FOLDER.parent / "one_file.py").read_text().splitlines()) <= 150
+    torch.manual_seed(0)
+    monkeypatch.setattr(one_file, "STEPS", 1)
+    monkeypatch.setattr(one_file, "WARM", 2)
+    printed = []
+    monkeypatch.setattr("builtins.print", lambda *words: printed.append(" ".join(words)))
+    one_file.main()
+    assert printed[0].startswith("step   1  reward ")

@@ -5,24 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from oblrpo.checksums import sum_of
 from oblrpo.errors import InputError
+from oblrpo.rewards.worker import load_function
 from oblrpo.settings import AlgorithmConfig, OptimConfig
 from oblrpo.tables.algorithms import ALGORITHMS, NORMALISATIONS, WEIGHTINGS, Algorithm
-from oblrpo.tables.baselines import BASELINES, TRAINABLE
+from oblrpo.tables.baselines import BASELINES
 from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
 from oblrpo.tables.schedules import SCHEDULES
 
+_registered: dict[str, str] = {}
+"""Baselines by `file.py:function` -> the digest of the file that they were loaded from."""
+
 
 def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
-    """The table's row with the entries that the user named replaced; a baseline brings its own normalisation."""
-    if algorithm.baseline in BASELINES and algorithm.baseline not in TRAINABLE:
+    """The table's row with the entries that the user named replaced; a baseline brings its own normalisation.
+
+    A baseline that is named by `file.py:function` is loaded, into this process, and added to `BASELINES`.
+
+    Raises:
+        InputError: a name is unknown, or the baseline cannot be loaded.
+    """
+    if ":" in algorithm.baseline:
+        _register(algorithm.baseline)
+    trainable = [name for name, row in BASELINES.items() if row.trainable]
+    if algorithm.baseline in BASELINES and algorithm.baseline not in trainable:
         raise InputError(
             f"the baseline {algorithm.baseline!r} is measured in the variance ledger only; train with one of: "
-            f"{', '.join(TRAINABLE)}."
+            f"{', '.join(trainable)}."
         )
     given: dict[str, tuple[str, Collection[str]]] = {
-        "baseline": (algorithm.baseline, TRAINABLE),
+        "baseline": (algorithm.baseline, trainable),
         "normalisation": (algorithm.normalisation, NORMALISATIONS),
         "weighting": (algorithm.weighting, WEIGHTINGS),
         "schedule": (optim.schedule, SCHEDULES),
@@ -30,7 +46,8 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     }
     for key, (name, table) in {"algorithm": (algorithm.algorithm, ALGORITHMS), **given}.items():
         if (name or key == "algorithm") and name not in table:
-            raise InputError(f"unknown {key} {name!r}; choose one of: {', '.join(table)}.")
+            own = ", or write file.py:function" if key == "baseline" else ""
+            raise InputError(f"unknown {key} {name!r}; choose one of: {', '.join(table)}{own}.")
     named = {key: name for key, (name, _) in given.items() if name}
     if "baseline" in named:
         named = {"normalisation": BASELINES[named["baseline"]].normalisation} | named
@@ -47,3 +64,18 @@ def ratio_of(config: AlgorithmConfig, algorithm: Algorithm) -> Ratio:
         raise InputError(f"epsilon_high is {high}; the ratio 'cispo' is truncated at it, so it must be at least 1.")
     own_high = ratio.bounds.high if low is None else low
     return replace(ratio, bounds=Bounds(ratio.bounds.low if low is None else low, own_high if high is None else high))
+
+
+def _register(path: str) -> None:
+    """Load the baseline at `file.py:function`, unless this file was loaded before and has not changed since."""
+    file = Path(path.rpartition(":")[0])
+    if file.is_file() and sum_of(file) == _registered.get(path):
+        return
+    function: Any = load_function(path, "baseline")
+    from oblrpo.estimators import register_baseline  # here, because it loads torch
+
+    try:
+        register_baseline(path, function)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    _registered[path] = sum_of(file)

@@ -33,7 +33,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def damage(folder: Path, needed: Sequence[str] = (), spared: str = "") -> str:
-    """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was.
+    """Return what is wrong with a folder whose checksums were written, in words; empty if every file is unchanged.
 
     All files have to be listed that loading may read, and one of each of the patterns `needed`; others are left alone.
     The one that is `spared` has to be listed, and need not be there.
@@ -61,13 +61,13 @@ def damage(folder: Path, needed: Sequence[str] = (), spared: str = "") -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    """The files of a folder and below it, by their path in it, without those that are hidden and the checksums."""
+    """Return the files in and below a folder, by their paths in it, but for hidden ones and the checksums."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return {path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts)} - {SUMS}
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name in the list cannot lead out of the folder."""
+    """Return whether a name in the list cannot lead out of the folder."""
     path = PurePosixPath(name)
     return str(path) == name and bool(path.parts) and not {"..", "/"} & {*path.parts} and not Path(name).is_absolute()
 
@@ -76,18 +76,18 @@ MARK = "# SHA-256 of the settings below: "
 
 
 def marked(text: str) -> str:
-    """The text under a line with its checksum, which YAML takes for a comment."""
+    """Return the text below a line with its checksum, which YAML takes for a comment."""
     return f"{MARK}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
 
 
 def is_as_marked(text: str) -> bool:
-    """Whether a text is what `marked` wrote; one without its checksum is not."""
+    """Return whether a text is what `marked` wrote; one without its checksum is not."""
     first, _, rest = text.partition("\n")
     return first == MARK + hashlib.sha256(rest.encode()).hexdigest()
 
 
 def sum_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in blocks."""
+    """Return the SHA-256 of a file's bytes, read in blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -96,7 +96,7 @@ def sum_of(path: Path) -> str:
 
 
 def sum_of_texts(texts: Iterable[str]) -> str:
-    """SHA-256 of texts, a line each."""
+    """Return the SHA-256 of texts, a line each."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\n")

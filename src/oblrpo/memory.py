@@ -1,4 +1,4 @@
-"""Memory: the most that tensors held at once while a function ran, what the process holds, and what it gives back."""
+"""Memory: the peak of live tensors, the process's own, and what is returned to the system."""
 
 import ctypes
 import gc
@@ -8,17 +8,18 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
+import psutil
 import torch
 
 WORTH_IT = 1 << 26
-"""The system fills with zeros what is asked for again: that took a quarter of a step of a small model (measured)."""
+"""The system zeroes memory that it hands out again: that took a quarter of a step of a small model (measured)."""
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device | str) -> int:
     """Peak of live tensor memory while `function` runs, less what was live when it started; in bytes.
 
     On CUDA the caching allocator's own count. Elsewhere every allocation and free of torch's CPU allocator, in order,
-    backward included: what the tensors asked for, without the allocator's slack, the same in every run. What a library
+    backward included: the sizes of the tensors, without the allocator's slack, the same in every run. What a library
     allocates behind torch's back (packing buffers of a matrix product) is not in it. On the CPU, freeing memory that
     was live before counts only if an earlier call of this function saw it allocated; drop it before, not within.
     """
@@ -46,26 +47,24 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str) -> in
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory now; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    """Return the memory that this process occupies now."""
+    rss: int = psutil.Process().memory_info().rss
+    return rss
 
 
 def machine_bytes(device: torch.device | str) -> int:
-    """What the machine, or the GPU, has in all."""
+    """Return the memory that the machine, or the GPU, has."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total: int = psutil.virtual_memory().total
+    return total
 
 
 def keep_freed() -> None:
     """Let the C library keep what is freed for later, where it can (glibc).
 
     Tensors of megabytes would otherwise come from the system and go back to it one by one, and the system fills what it
-    gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). It holds for the whole process.
+    gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). This affects the entire process.
     """
     with suppress(OSError, AttributeError):  # another C library, which has its own ways
         libc = ctypes.CDLL(None)

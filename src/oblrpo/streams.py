@@ -41,17 +41,17 @@ class _Steady(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            self._go_on(error)
+            self._ignore_gone(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            self._go_on(error)
+            self._ignore_gone(error)
 
-    def _go_on(self, error: OSError) -> None:
-        """Write what comes to nowhere from now on, unless something else is wrong, or its reader alone needs it."""
+    def _ignore_gone(self, error: OSError) -> None:
+        """Discard all later output if the reader is gone and `keep_running`; raise any other error."""
         if not self.keep_running or error.errno not in _GONE:
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)

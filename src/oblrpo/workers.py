@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 
 def begun(function: Callable[..., T], *args: Any) -> Future[T]:
-    """A call that goes on in a thread of its own, which does not hold up the end of the program."""
+    """Call a function in a thread of its own, which does not delay the end of the program."""
     future: Future[T] = Future()
 
     def call() -> None:
         try:
             future.set_result(function(*args))
-        except BaseException as error:  # SystemExit, too, is the caller's to judge
+        except BaseException as error:  # SystemExit, too, is for the caller to handle
             future.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()

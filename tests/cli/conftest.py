@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import traceback
@@ -143,6 +144,29 @@ def small_run(oblrpo, tmp_path):
         return oblrpo("train", *arguments, *[x for pair in flags.items() for x in pair], "--output", output)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def _place_of_whole(tmp_path_factory):
+    return tmp_path_factory.mktemp("whole") / "run"
+
+
+@pytest.fixture
+def whole(_place_of_whole, oblrpo, dense_reward, monkeypatch):
+    """The small run of four steps with `DENSE_REWARD`, made once a session; no test writes to it."""
+    if not _place_of_whole.exists():
+        flags = [word for pair in SMALL.items() for word in pair]
+        with monkeypatch.context() as patch:
+            patch.setattr("oblrpo.report.page.write_report", lambda run, output=None: run)
+            code, _, err = oblrpo("train", *flags, "--output", _place_of_whole)
+        assert code == 0, err
+    return _place_of_whole
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    """A copy of that run, which a test may harm and resume."""
+    return shutil.copytree(whole, tmp_path / "run")
 
 
 def weights_of(run, step):

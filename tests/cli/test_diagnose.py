@@ -1,6 +1,7 @@
 """`oblrpo diagnose`: exit codes, JSON, and the look."""
 
 import json
+import shutil
 
 import pytest
 
@@ -34,10 +35,16 @@ def test_json_is_one_object(oblrpo, tmp_path):
     assert "entropy collapsed" in found["unchecked"]
 
 
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    return tmp_path_factory.mktemp("trained") / "run"
+
+
 @pytest.fixture
-def trained(small_run, dense_reward, tmp_path):
-    assert small_run(steps=2, eval_steps=0, ledger_steps=0)[0] == 0
-    return tmp_path / "run"
+def trained(made_once, small_run, dense_reward, tmp_path):
+    if not made_once.exists():
+        assert small_run(steps=2, eval_steps=0, ledger_steps=0, output=made_once)[0] == 0
+    return shutil.copytree(made_once, tmp_path / "run")
 
 
 def test_a_look_measures_what_no_log_says_and_leaves_the_run_as_it_is(oblrpo, trained):

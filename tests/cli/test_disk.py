@@ -1,16 +1,12 @@
 """A disk that refuses: one sentence, what was there is whole, and the run goes on when there is room."""
 
 import os
-import shlex
-import shutil
-import subprocess
-import sys
 
 import pytest
 
 from oblrpo.checksums import write_sums
 from oblrpo.runs import RunFolder
-from tests.cli.conftest import DENSE_REWARD, NO_PAGE, SMALL, Fork, complained, metrics_of
+from tests.cli.conftest import SMALL, Fork, complained, metrics_of
 
 FLAGS = [str(x) for pair in SMALL.items() for x in pair]
 
@@ -24,10 +20,8 @@ def limited(output, *further, most):
 
 
 @pytest.mark.parametrize("most", [100, 20_000])
-@pytest.mark.usefixtures("dense_reward")
-def test_files_that_may_not_be_longer(small_run, oblrpo, tmp_path, most):
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    assert small_run(output=whole)[0] == 0
+def test_files_that_may_not_be_longer(whole, oblrpo, tmp_path, most):
+    output = tmp_path / "run"
     complained(limited(output, most=most), "the disk refused", "File too large")
     begun = (output / "config.yaml").is_file()
     result = oblrpo("train", *FLAGS, "--output", output, *(["--resume"] if begun else []))
@@ -46,11 +40,9 @@ def test_an_output_below_a_file(small_run, tmp_path):
     complained(small_run(output=tmp_path / "file" / "run"), "Not a directory")
 
 
-@pytest.mark.usefixtures("dense_reward")
 @pytest.mark.parametrize("kind", [OSError(28, "No space left on device"), Exception("No space left (os error 28)")])
-def test_a_disk_that_is_full_in_the_middle(small_run, oblrpo, tmp_path, monkeypatch, kind):
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    assert small_run(output=whole)[0] == 0
+def test_a_disk_that_is_full_in_the_middle(whole, small_run, oblrpo, tmp_path, monkeypatch, kind):
+    output = tmp_path / "run"
     calls = iter(range(100))
 
     def full(folder):
@@ -66,53 +58,51 @@ def test_a_disk_that_is_full_in_the_middle(small_run, oblrpo, tmp_path, monkeypa
     assert metrics_of(output) == metrics_of(whole)
 
 
-def mounted(folder, options, inner):
-    """Run a shell command where `folder` is a tmpfs of its own, mounted with options; skip where that is refused."""
-    if not shutil.which("unshare"):
-        pytest.skip("no unshare: only a file system of its own can be full or read-only for root")
-    mount = f"mount -t tmpfs -o {options} tmpfs {folder}"
-    flags = ["-m"] if os.geteuid() == 0 else ["-m", "-r"]
-    if subprocess.run(["unshare", *flags, "sh", "-c", mount], capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not allowed here, not even in a namespace of its own")
-    command = ["unshare", *flags, "sh", "-c", f"{mount} && {inner}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+MOUNTED = """
+import ctypes, os, shutil, subprocess
+from oblrpo import cli
+def call(*words):
+    return subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode
+if ctypes.CDLL(None).unshare(0x20000) or call("mount", "--make-rprivate", "/"):
+    os._exit(77)
+if call("mount", "-t", "tmpfs", "-o", "size={size}", "tmpfs", {room!r}):
+    os._exit(77)
+"""
+"""The file system is this process's own from here on (CLONE_NEWNS), and the room a tmpfs in it."""
 
 
-TRAIN = shlex.join(
-    [sys.executable, "-c", DENSE_REWARD + NO_PAGE + "from oblrpo.cli import main; main()", "train", *FLAGS]
-)
+def mounted(room, size, words, before="", after=""):
+    """The small run in a process for which the room is a file system of its own; code runs `before` it and `after`."""
+    room.mkdir()
+    code = MOUNTED.format(size=size, room=str(room)) + before
+    code += f"run = cli.main\ndef main():\n    try: run()\n    finally: {after or 'pass'}\ncli.main = main\n"
+    process = Fork(["train", *FLAGS, *map(str, words)], code)
+    out, err = process.communicate()
+    if process.returncode == 77:
+        pytest.skip("only a file system of its own can be full or read-only for root, and mounting is not allowed here")
+    return process.returncode, out, err
 
 
 @pytest.mark.slow
 def test_a_disk_without_room_and_then_with_it(oblrpo, tmp_path):
-    """Full in the middle of a checkpoint; what was written is whole, and the run goes on in more room."""
+    """Full in the middle of a checkpoint; what was written is complete, and the run resumes in more room."""
     room, copy = tmp_path / "room", tmp_path / "copy"
-    room.mkdir()
-    done = mounted(room, "size=200k", f"{TRAIN} --output {room}/run; code=$?; cp -r {room}/run {copy}; exit $code")
-    complained((done.returncode, done.stdout, done.stderr), "the disk refused", "No space left on device")
+    after = f"shutil.copytree({str(room / 'run')!r}, {str(copy)!r})"
+    result = mounted(room, "200k", ["--output", room / "run"], after=after)
+    complained(result, "the disk refused", "No space left on device")
     assert RunFolder(copy).newest_whole()[0] is not None
     code, _, err = oblrpo("train", "--resume", "--output", copy)
     assert code == 0, err
     assert [row["step"] for row in metrics_of(copy)] == list(range(5))
 
 
-def test_an_output_that_is_read_only(tmp_path):
+@pytest.mark.parametrize("words", [[], ["--resume", "--steps", 5]], ids=["new", "resumed"])
+def test_an_output_that_is_read_only(run, tmp_path, words):
     room = tmp_path / "room"
-    room.mkdir()
-    make = f"from pathlib import Path; from oblrpo.runs import RunFolder; RunFolder(Path('{room}/run')).make()"
-    done = mounted(room, "ro", shlex.join([sys.executable, "-c", make]))
-    assert "InputError: cannot create" in done.stderr
-    assert "Read-only file system" in done.stderr
-
-
-@pytest.mark.usefixtures("dense_reward")
-def test_a_run_that_has_become_read_only(small_run, tmp_path):
-    assert small_run(steps=2)[0] == 0
-    run, room = tmp_path / "run", tmp_path / "room"
-    room.mkdir()
-    inner = f"cp -r {run} {room}/run && mount -o remount,ro {room} && {TRAIN} --resume --output {room}/run --steps 4"
-    done = mounted(room, "size=10m", inner)
-    complained((done.returncode, done.stdout, done.stderr), "Read-only file system")
+    begun = f"shutil.copytree({str(run)!r}, {str(room / 'run')!r})\n" if words else ""
+    before = begun + f"assert not call('mount', '-o', 'remount,ro', {str(room)!r})\n"
+    result = mounted(room, "10m", [*words, "--output", room / "run"], before)
+    complained(result, "Read-only file system")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

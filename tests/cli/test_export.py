@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
 def run(small_run, trained, tmp_path, dense_reward):
     """A run of this test's own: a copy of one that all share."""
     if not trained.exists():
-        assert small_run("demo", steps=4, output=trained)[0] == 0
+        assert small_run("demo", steps=4, warm_start_steps=2, output=trained)[0] == 0
     return shutil.copytree(trained, tmp_path / "run")
 
 

@@ -12,7 +12,7 @@ from tests.compare.conftest import plan_of, pretend
 
 
 def test_trainings_at_a_time(write_spec, tmp_path, monkeypatch):
-    """One a core, of which macOS does not say how many a process may use; one in all for a named model; as told."""
+    """One a core, of which macOS does not say how many a process may use; one in all for a named model; as printed."""
     variants = dict.fromkeys("abcdefghi")
 
     def processes(**keys):

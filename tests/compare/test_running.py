@@ -32,8 +32,8 @@ def all_metrics(folder):
 def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrpo, tmp_path):
     """One command leaves all runs; they are those of `oblrpo train`; the same command finds nothing more to do."""
     spec, out = write_spec(**KEYS), tmp_path / "out"
-    code, told, err = oblrpo("compare", spec, "--output", out)
-    assert code == 0, err + told
+    code, printed, err = oblrpo("compare", spec, "--output", out)
+    assert code == 0, err + printed
     found = all_metrics(out)
     assert len(found) == 5 + 3 + 3
     assert all(rows[-1]["step"] == 4 for name, rows in found.items() if name.startswith("runs"))
@@ -45,7 +45,7 @@ def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrp
             found[row["folder"][len(str(out)) + 1 :]][-1]["eval/accuracy"]
         )
     assert "8 of 8 runs finished" in (out / "compare.html").read_text()
-    assert "rloo" in told
+    assert "rloo" in printed
 
     # warm start and all, in one process and in another: same metrics but for the time
     run = plan.run(plan.spec.variants[1], 1e-3, 2)
@@ -59,12 +59,12 @@ def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrp
     assert len({row["eval/accuracy"] for row in metrics_of(run.folder.path) if "eval/accuracy" in row}) > 1
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
-    code, told, err = oblrpo("compare", spec, "--output", out)
+    code, printed, err = oblrpo("compare", spec, "--output", out)
     assert code == 0, err
-    assert "8 of 8 runs are already done" in told
+    assert "8 of 8 runs are already done" in printed
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before
 
-    # an interrupted run goes on where it stopped; a lost one is made again; the folder may have been moved
+    # an interrupted run resumes where it stopped; a missing one is made again; the folder may have been moved
     shutil.move(out, tmp_path / "moved")
     plan = plan_of(spec, tmp_path / "moved")
     half, lost = plan.run(plan.spec.variants[0], 1e-2, 0).folder, run_folder(plan, "ours", 1e-3, 1)
@@ -72,10 +72,10 @@ def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrp
     shutil.rmtree(half.checkpoint(3))
     half.drop_metrics_after(3)  # written after the last checkpoint
     shutil.rmtree(lost.path)
-    code, told, err = oblrpo("compare", spec, "--output", tmp_path / "moved")
+    code, printed, err = oblrpo("compare", spec, "--output", tmp_path / "moved")
     assert code == 0, err
-    assert "5 of 8 runs are already done" in told  # and the one that follows from the search
-    assert "[8/8]" in told
+    assert "5 of 8 runs are already done" in printed  # and the one that follows from the search
+    assert "[8/8]" in printed
     assert all_metrics(tmp_path / "moved") == found
     assert "resuming after step 2" in half.path.with_name("seed_0.log").read_text()
 
@@ -86,7 +86,7 @@ def run_folder(plan, name, rate, seed):
 
 
 @pytest.mark.slow
-def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
+def test_failures_are_named_and_the_other_runs_finish(write_spec, oblrpo, tmp_path):
     """One run cannot read its checkpoint, another variant diverges: exit code 2, all others finished."""
     variants = {"good": {}, "wild": {"optimizer": "SGD", "schedule": "off", "learning_rate": 1e30}}
     spec, out = write_spec(variants=variants, seeds=2, processes=1, base={"warm_start_steps": 0}), tmp_path / "out"
@@ -106,9 +106,9 @@ def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
     assert "lower learning_rate" in page
     assert "step_2" in broken.log.read_text().splitlines()[-1]
     shutil.rmtree(broken.folder.checkpoint(2))  # what the sentence says helps
-    code, told, err = oblrpo("compare", spec, "--output", out)
+    code, printed, err = oblrpo("compare", spec, "--output", out)
     assert code == 0, err
-    assert "3 of 4 runs are already done" in told  # the diverged are not tried again
+    assert "3 of 4 runs are already done" in printed  # the diverged are not tried again
     assert broken.finished()
     assert broken.failure() is None
 
@@ -127,9 +127,9 @@ def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
 def test_what_is_checked_before_anything_starts(write_spec, tmp_path, variant, words):
     plan = plan_of(write_spec(variants={"b": variant}, share_warm_start=False), tmp_path / "out")
     run = plan.all_known()[0]
-    told = first_mistake([run], [run])
-    assert words in told
-    assert told.startswith("b, rate 0.01, seed 0: ") == bool(words)
+    printed = first_mistake([run], [run])
+    assert words in printed
+    assert printed.startswith("b, rate 0.01, seed 0: ") == bool(words)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_prompts_are_checked_as_a_named_model_reads_them(write_spec, tmp_path, t
     (tmp_path / "model" / "model.safetensors").unlink()
     variant = {"model": str(tmp_path / "model"), "task": "instructions", "warm_start_steps": 0} | settings
     run = plan_of(write_spec(variants={"b": variant}, share_warm_start=False), tmp_path / "out").all_known()[0]
-    told = first_mistake([run], [run])
-    assert words in told
-    assert bool(told) == bool(words)
+    printed = first_mistake([run], [run])
+    assert words in printed
+    assert bool(printed) == bool(words)
 
 
 @pytest.mark.slow
@@ -169,14 +169,14 @@ def test_every_variant_is_checked_before_anything_starts(write_spec, oblrpo, tmp
 
 
 def test_dry_run_lists_and_writes_nothing(write_spec, oblrpo, tmp_path):
-    code, told, err = oblrpo("compare", write_spec(**KEYS), "--output", tmp_path / "out", "--dry-run")
+    code, printed, err = oblrpo("compare", write_spec(**KEYS), "--output", tmp_path / "out", "--dry-run")
     assert code == 0, err
     assert not (tmp_path / "out").exists()
-    resolved = read_yaml(told.split("\n\n")[0], "told")
+    resolved = read_yaml(printed.split("\n\n")[0], "printed")
     assert resolved["variants"]["ours"] == {"algorithm": "oblrpo_shrunk", "learning_rates": [1e-3]}
-    assert "8 runs, 2 at a time" in told
-    assert told.count("rloo, rate ") == 4
-    assert "rloo, the best of these rates, 1 further seed" in told
+    assert "8 runs, 2 at a time" in printed
+    assert printed.count("rloo, rate ") == 4
+    assert "rloo, the best of these rates, 1 further seed" in printed
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ LONG = {"variants": {"a": {}, "b": {"algorithm": "rloo"}}, "seeds": 1, "processe
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds trainings in /proc")
-def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path):
+def test_ctrl_c_saves_and_the_same_command_resumes(write_spec, oblrpo, tmp_path):
     out = tmp_path / "out"
     spec = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "eval_steps": 0, "warm_start_steps": 0})
     process = launch(spec, out)
@@ -225,9 +225,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path)
     found = trainings(process.pid)
     assert len(found) == 2
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, told
-    assert "stopped with 0 of 2 runs finished; run the same command to continue" in told
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, printed
+    assert "stopped with 0 of 2 runs finished; run the same command to continue" in printed
     assert not any(Path(f"/proc/{training}").exists() for training in found)
     for folder in folders:
         last = metrics_of(folder.path)[-1]["step"]
@@ -244,9 +244,9 @@ def test_a_process_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
     first, second = plan_of(spec, out).all_known()
     wait_for(lambda: (first.folder.completions / "step_2.jsonl").exists())
     os.kill(trainings(process.pid)[0], signal.SIGKILL)
-    told, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, told
-    assert "a, rate 0.01, seed 0: failed: its process was ended by SIGKILL (out of memory?)" in told
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, printed
+    assert "a, rate 0.01, seed 0: failed: its process was ended by SIGKILL (out of memory?)" in printed
     assert second.finished()
     assert not first.finished()
 
@@ -278,6 +278,6 @@ def test_checkpoints_of_finished_runs_need_not_be_kept(write_spec, oblrpo, tmp_p
     spec = write_spec(variants={"a": {}}, seeds=1, keep_checkpoints=False)
     assert oblrpo("compare", spec, "--output", tmp_path / "out")[0] == 0
     assert not list((tmp_path / "out" / "runs").rglob("*.safetensors"))
-    code, told, _ = oblrpo("compare", spec, "--output", tmp_path / "out")
+    code, printed, _ = oblrpo("compare", spec, "--output", tmp_path / "out")
     assert code == 0
-    assert "1 of 1 runs are already done" in told
+    assert "1 of 1 runs are already done" in printed

@@ -177,9 +177,9 @@ def test_another_target_for_runs_that_are_there(write_spec, oblrpo, tmp_path):
     plan = plan_of(write_spec(variants={"a": {}}, seeds=1, base={"warm_start_steps": 0}), tmp_path / "out")
     pretend(plan.all_known()[0], [0.1, 0.1, 0.1, 0.1, 0.5])
     flags = "--only-report", "--target", "{of_gain: 0.5}"
-    code, told, err = oblrpo("compare", tmp_path / "spec.yaml", "--output", tmp_path / "out", *flags)
+    code, printed, err = oblrpo("compare", tmp_path / "spec.yaml", "--output", tmp_path / "out", *flags)
     assert code == 0, err
-    assert "Target: 0.300, 0.5 of the way from where runs start" in " ".join(told.split())
+    assert "Target: 0.300, 0.5 of the way from where runs start" in " ".join(printed.split())
 
 
 def test_runs_of_other_settings_are_not_mixed_in(write_spec, oblrpo, tmp_path):

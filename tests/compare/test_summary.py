@@ -131,14 +131,14 @@ def test_diverged_failed_and_missing_runs_are_never_dropped_silently(filled):
     summary = summarise(filled)
     outcome = summary.outcomes[1]
     assert outcome.rate == 1e-2  # 1e-3 lacks a seed
-    told = "\n".join(notes(summary))
-    assert "ours, rate 0.001, seed 0: diverged: lower learning_rate" in told
-    assert "ours, rate 0.001, seed 1: failed: lower learning_rate" in told
-    assert "1 of 18 runs have not ended" not in told
+    printed = "\n".join(notes(summary))
+    assert "ours, rate 0.001, seed 0: diverged: lower learning_rate" in printed
+    assert "ours, rate 0.001, seed 1: failed: lower learning_rate" in printed
+    assert "1 of 18 runs have not ended" not in printed
     runs[1].failed_file.unlink()
     summary = summarise(filled)
     assert "1 of 18 runs have not ended" in "\n".join(notes(summary))
-    states = {(r.variant, r.rate, r.seed): (r.state, r.final) for r in summary.results}
+    states = {(r.run.variant, r.rate, r.seed): (r.state, r.final) for r in summary.results}
     assert states["ours", 1e-3, 0] == ("diverged", 0.0)
     assert states["ours", 1e-3, 1] == ("part", None)
 
@@ -192,9 +192,9 @@ def test_where_all_rates_diverge_it_is_said(write_spec, tmp_path):
     for run in plan.search(wild):
         diverge(run)
     assert plan.best_rate(wild) == 1e8
-    told = notes(summarise(plan))
-    assert "wild: every run diverged, at every rate; lower the rates." in told
-    assert not any(note.startswith("a: every run diverged") for note in told)
+    printed = notes(summarise(plan))
+    assert "wild: every run diverged, at every rate; lower the rates." in printed
+    assert not any(note.startswith("a: every run diverged") for note in printed)
 
 
 def test_a_run_whose_completions_were_all_masked_has_no_result(write_spec, tmp_path):
@@ -208,9 +208,9 @@ def test_a_run_whose_completions_were_all_masked_has_no_result(write_spec, tmp_p
     assert plan.run(variant, 1e-2, 1).is_done()  # it is not run again
     summary = summarise(plan)
     assert summary.outcomes[0].rate == 1e-3
-    told = "\n".join(notes(summary))
-    assert "a, rate 0.01, seed 1: unmeasured: every held-out completion of its last step was masked" in told
-    assert "have not ended" not in told
+    printed = "\n".join(notes(summary))
+    assert "a, rate 0.01, seed 1: unmeasured: every held-out completion of its last step was masked" in printed
+    assert "have not ended" not in printed
     assert "unmeasured" in write_page(summary, tmp_path).read_text()
     rows = list(csv.DictReader(write_table(summary, tmp_path).read_text().splitlines()))
     found = {(r["learning_rate"], r["seed"]): (r["accuracy_before"], r["accuracy_after"]) for r in rows}
@@ -224,8 +224,8 @@ def test_where_no_rate_has_an_accuracy_it_is_said(write_spec, tmp_path):
     plan = plan_of(spec, tmp_path / "out")
     for run in plan.search(plan.spec.variants[0]):
         pretend(run, [0.2, 0.2, 0.3, 0.3, math.nan if run.config.run.seed else 0.4])
-    told = "\n".join(notes(summarise(plan)))
-    assert "a: no rate has an accuracy on every seed that chooses, so none was chosen." in told
+    printed = "\n".join(notes(summarise(plan)))
+    assert "a: no rate has an accuracy on every seed that chooses, so none was chosen." in printed
 
 
 def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
@@ -373,9 +373,9 @@ def test_completions_over_the_references_are_of_all_seeds_or_none(write_spec, tm
     assert column(summary, "over reference's") == ["", "1.00 (1.00 to 1.00)", "", ""]
     assert "blank where a seed never reaches the target or starts there" in "\n".join(notes(summary))
     assert column(summary, "completions to target")[3].endswith("1 started there)")
-    told = StringIO()
-    print_table(summary, Console(file=told, width=120))
-    assert "  1.00  " in told.getvalue()
+    printed = StringIO()
+    print_table(summary, Console(file=printed, width=120))
+    assert "  1.00  " in printed.getvalue()
     backwards = read_spec(str(tmp_path / "spec.yaml"), {"reference": "begins"}, {})
     assert "not all seeds of the reference reach it" in "\n".join(notes(summarise(Plan(backwards, plan.output))))
 

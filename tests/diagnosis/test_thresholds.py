@@ -1,4 +1,4 @@
-"""Every condition just inside and just outside of each of its thresholds, in runs without noise."""
+"""Every condition just inside and just outside of each of its thresholds: levels without noise, and the noise."""
 
 import pytest
 
@@ -59,6 +59,11 @@ def traded(task):
 def waved(height):
     """A reward that has risen once, and has fallen back."""
     return run((20, {}), (20, {"reward": 0.3 + height}), (80, {}))
+
+
+def noisy(key, level, count, **always):
+    """A metric that is as far above a level and below it in turn."""
+    return lambda far: run((count, {key: lambda step: level + far * (-1) ** step} | always))
 
 
 THRESHOLDS = [
@@ -143,6 +148,12 @@ THRESHOLDS = [
     ("loss of zero", lambda n: run((n, {"loss": 0.0})), 3, 2, {}),
     ("batch far below", lambda snr: run((30, {"signal2": snr / 32, "trace_cov": 1.0})), 0.099, 0.101, {"prompts": 32}),
     ("batch far above", lambda snr: run((30, {"signal2": snr / 32, "trace_cov": 1.0})), 10.1, 9.9, {"prompts": 32}),
+    # the same by how many standard errors
+    ("clipping", noisy("clip_ratio/region_mean", 0.3, 20), 0.148, 0.15, {}),
+    ("silent groups", noisy("frac_reward_zero_std", 0.75, 60), 0.175, 0.176, {}),
+    ("no progress", noisy("reward", 0.3, 110), 0.078, 0.0784, {}),
+    ("no progress yet", noisy("reward", 0.3, 60), 0.0623, 0.0625, {}),
+    ("batch far above", noisy("signal2", 12.0, 30, trace_cov=1.0), 4.9, 4.93, {"prompts": 1}),
 ]  # fmt: skip
 
 

@@ -457,7 +457,7 @@ def test_the_console_of_a_notebook_has_a_bar_only_with_ipywidgets(monkeypatch):
             super().__init__(**{"force_jupyter": True, "file": io.StringIO()} | more)
 
     monkeypatch.setattr(console, "Console", Notebook)
-    monkeypatch.setattr(console, "_LastingConsole", Notebook)
+    monkeypatch.setattr(console, "_PipedConsole", Notebook)
     monkeypatch.setattr(console, "_NotebookConsole", Notebook)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels set it
     monkeypatch.setattr(console.importlib.util, "find_spec", lambda name: None)

@@ -14,13 +14,13 @@ STEP = {"reward": 0.25, "snr": 0.5, "n_snr": 2.0, "learning_rate": 1e-3, "lr_fac
 
 @pytest.mark.parametrize("nothing", [None, math.nan])
 def test_a_step_whose_completions_were_all_masked(nothing):
-    told = io.StringIO()
-    with Progress(Console(file=told, width=200)) as progress:
+    printed = io.StringIO()
+    with Progress(Console(file=printed, width=200)) as progress:
         progress.start("a run", 2, 0, None)
         progress.step(0, {"step": 0, "eval/accuracy": nothing, "eval/accuracy_stderr": nothing})
         progress.step(1, STEP | {"reward": nothing, "n_snr": nothing})
         progress.step(2, STEP | {"eval/accuracy": 0.5, "eval/accuracy_stderr": nothing})
-    assert told.getvalue().splitlines()[1:] == [
+    assert printed.getvalue().splitlines()[1:] == [
         "step 0/2  held-out -",
         "step 1/2  reward -  held-out -  N SNR -  lr 1.0e-03 (x0.50 by the schedule)",
         "step 2/2  reward 0.250  held-out 0.500  N SNR 2.00 (67% signal)  lr 1.0e-03 (x0.50 by the schedule)",
@@ -28,11 +28,11 @@ def test_a_step_whose_completions_were_all_masked(nothing):
 
 
 def test_a_resumed_run_shows_the_last_known_accuracy():
-    told = io.StringIO()
-    with Progress(Console(file=told, width=200)) as progress:
+    printed = io.StringIO()
+    with Progress(Console(file=printed, width=200)) as progress:
         progress.start("a run", 4, 0, 2, 0.625)
         progress.step(3, STEP)
-    assert "held-out 0.625" in told.getvalue()
+    assert "held-out 0.625" in printed.getvalue()
 
 
 @pytest.mark.parametrize(

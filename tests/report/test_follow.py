@@ -45,7 +45,7 @@ def line(step):
 
 def test_a_run_from_its_beginning_to_its_end(write_run, monkeypatch):
     run = write_run([BEFORE], steps=3)
-    metrics, page, told, seen = run / "metrics.jsonl", run / "report.html", [], []
+    metrics, page, printed, seen = run / "metrics.jsonl", run / "report.html", [], []
     begun = metrics.read_text()
     metrics.unlink()
 
@@ -63,12 +63,12 @@ def test_a_run_from_its_beginning_to_its_end(write_run, monkeypatch):
         lambda: metrics.write_text(begun + line(1)), look,  # resumed from an earlier checkpoint
         lambda: append(line(2) + line(3)),
     ])  # fmt: skip
-    assert follow(run, page, 7, told.append) == page
-    assert [text for text in told if text.startswith("step")] == [
+    assert follow(run, page, 7, printed.append) == page
+    assert [text for text in printed if text.startswith("step")] == [
         "step 0 of 3", "step 1 of 3, reward 0.210", "step 2 of 3, reward 0.220", "step 1 of 3, reward 0.210",
         "step 3 of 3, reward 0.230",
     ]  # fmt: skip
-    assert told[1] == "no finished step yet"
+    assert printed[1] == "no finished step yet"
     assert [f"step {step} of 3 · live" in page for step, page in zip((0, 1, 2, 1), seen, strict=True)] == [True] * 4
     assert '<meta http-equiv="refresh" content="7">' in seen[0]
     assert "http-equiv" not in page.read_text()
@@ -112,11 +112,11 @@ def test_a_page_is_written_only_when_something_moved(write_run, monkeypatch):
 
 def test_more_steps_asked_for_on_the_way(write_run, monkeypatch):
     run = write_run([BEFORE, row(1)], steps=5)
-    told = []
+    printed = []
     config = run / "config.yaml"
     Story(monkeypatch, [lambda: config.write_text(config.read_text().replace("steps: 5\n", "steps: 6\n"))])
-    follow(run, run / "page.html", 1, told.append)
-    assert told[-1].startswith("step 1 of 6")
+    follow(run, run / "page.html", 1, printed.append)
+    assert printed[-1].startswith("step 1 of 6")
 
 
 def test_ctrl_c_before_anything_is_there(tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_a_folder_that_is_not_there_or_goes_away(write_run, monkeypatch, tmp_pat
         follow(run, tmp_path / "page.html", 1, lambda _: None)
 
 
-def test_damage_is_told_and_not_followed(write_run, monkeypatch):
+def test_damage_is_reported_and_not_followed(write_run, monkeypatch):
     run = write_run([BEFORE, row(1)])
     Story(monkeypatch, [lambda: (run / "metrics.jsonl").write_text("garbage\n" + line(1))])
     with pytest.raises(InputError, match=r"metrics.jsonl line 1 is damaged"):

@@ -36,12 +36,12 @@ def hostile(write_run):
 
 def test_names_in_drawings_are_text(hostile):
     page = hostile.read_text("utf-8")
-    told = {
+    printed = {
         element.text
         for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL)
         for element in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")
     }
-    assert told >= set(SHOWN)
+    assert printed >= set(SHOWN)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]|<script", page)
 
 

@@ -49,8 +49,8 @@ def test_the_page_shows_what_diagnose_shows(write_run, all_of_them):
 
 
 def test_the_console_names_what_is_wrong_as_diagnose_does(all_of_them):
-    told = Monitors().observe({"step": 3, "reward": 0.5})
-    assert told == [f"{each.name}: {each}" for each in all_of_them if each.wrong and not each.condition.updated]
+    printed = Monitors().observe({"step": 3, "reward": 0.5})
+    assert printed == [f"{each.name}: {each}" for each in all_of_them if each.wrong and not each.condition.updated]
 
 
 def test_nobody_else_spells_their_names():

@@ -31,7 +31,7 @@ RARE = {
 
 
 @pytest.fixture
-def whole(write_run):
+def finished_run(write_run):
     rows = [BEFORE, *(row(step, **RARE) for step in range(1, 11))]
     rows[1] |= LEDGER
     rows[10] |= LEDGER | {"snr_low": 0.04}
@@ -39,8 +39,8 @@ def whole(write_run):
     return write_run(rows, {1: completions(), 10: completions()})
 
 
-def test_everything_is_on_the_page(whole):
-    page = write_report(whole).read_text()
+def test_everything_is_on_the_page(finished_run):
+    page = write_report(finished_run).read_text()
     titles = re.findall(r"<h2 id=samples>(Samples)|<figcaption><b>(.*?)</b>", page)
     assert ["".join(title) for title in titles] == [chart.title for chart in CHARTS]
     assert "0.250 ± 0.039 to 0.500 ± 0.059" in page
@@ -55,22 +55,22 @@ def test_everything_is_on_the_page(whole):
     assert 'name="viewport"' in page
 
 
-def test_it_needs_nothing_from_anywhere(whole):
-    page = write_report(whole).read_text()
+def test_it_needs_nothing_from_anywhere(finished_run):
+    page = write_report(finished_run).read_text()
     assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
     assert "<script" not in page
     assert "http-equiv" not in page
     assert not re.search(r"(src|href)=\"(?!#)", page.replace('xlink:href="#', 'href="#'))
 
 
-def test_text_of_a_run_is_never_markup(whole):
-    page = write_report(whole).read_text()
+def test_text_of_a_run_is_never_markup(finished_run):
+    page = write_report(finished_run).read_text()
     assert "<b>text" not in page
     assert "&lt;b&gt;text 0&lt;/b&gt;" in page
 
 
-def test_drawings_are_well_formed_and_ids_are_of_one_element(whole):
-    page = write_report(whole).read_text()
+def test_drawings_are_well_formed_and_ids_are_of_one_element(finished_run):
+    page = write_report(finished_run).read_text()
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     for drawing in drawings:
         ElementTree.fromstring(drawing)
@@ -196,45 +196,45 @@ def test_samples_are_shown_whatever_their_length(write_run, length, masked):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "printed"),
     [(3e-4, "3e-4"), (0.25, "0.25"), (188.4, "188"), (1664.2, "1664"), (12345, "12.3k"), (3.4e6, "3.4M"), (0, "0"),
      (-12345, "-12.3k"), (2.5e-5, "2.5e-5"), (5e12, "5.0e+12")],
 )  # fmt: skip
-def test_short_numbers(value, told):
-    assert short(value) == told
+def test_short_numbers(value, printed):
+    assert short(value) == printed
 
 
-def test_damaged_files_are_named(whole):
-    (whole / "completions" / "step_10.jsonl").write_text('{"prompt": "x"}\n')
+def test_damaged_files_are_named(finished_run):
+    (finished_run / "completions" / "step_10.jsonl").write_text('{"prompt": "x"}\n')
     with pytest.raises(InputError, match=r"step_10.jsonl line 1 has no advantage"):
-        write_report(whole)
-    (whole / "metrics.jsonl").write_text('{"reward": 1}\n')
+        write_report(finished_run)
+    (finished_run / "metrics.jsonl").write_text('{"reward": 1}\n')
     with pytest.raises(InputError, match=r"metrics.jsonl line 1 is damaged \(not a row of a step\)"):
-        write_report(whole)
-    (whole / "metrics.jsonl").write_text('{"step": 1, "reward": 1}\n')
-    (whole / "config.yaml").write_text("steps: many\n")
+        write_report(finished_run)
+    (finished_run / "metrics.jsonl").write_text('{"step": 1, "reward": 1}\n')
+    (finished_run / "config.yaml").write_text("steps: many\n")
     with pytest.raises(InputError, match="steps is 'many'"):
-        write_report(whole)
+        write_report(finished_run)
 
 
 @pytest.mark.parametrize(
     "line", ['{"step": 1, "reward": "x"}', '{"step": 1, "reward": 1e999}', '{"step": 0}', '{"step": 1, "warnings": 3}']
 )
-def test_a_line_that_is_damaged_is_named(whole, line):
-    lines = (whole / "metrics.jsonl").read_text().splitlines()
-    (whole / "metrics.jsonl").write_text("\n".join([*lines[:1], line, *lines[1:]]) + "\n")
+def test_a_line_that_is_damaged_is_named(finished_run, line):
+    lines = (finished_run / "metrics.jsonl").read_text().splitlines()
+    (finished_run / "metrics.jsonl").write_text("\n".join([*lines[:1], line, *lines[1:]]) + "\n")
     with pytest.raises(InputError, match=r"metrics.jsonl line 2 is damaged .*; remove that line"):
-        write_report(whole)
+        write_report(finished_run)
 
 
-def test_a_reason_to_fail_that_is_no_text_is_shown_as_far_as_it_is(whole):
-    (whole / "failure.txt").write_bytes(b"the disk \xff\xfe refused")
-    assert "the disk \ufffd\ufffd refused" in write_report(whole).read_text()
+def test_a_reason_to_fail_that_is_no_text_is_shown_as_far_as_it_is(finished_run):
+    (finished_run / "failure.txt").write_bytes(b"the disk \xff\xfe refused")
+    assert "the disk \ufffd\ufffd refused" in write_report(finished_run).read_text()
 
 
-def test_a_page_needs_no_torch(whole):
+def test_a_page_needs_no_torch(finished_run):
     code = (
         "import sys, pathlib; from oblrpo.report.page import write_report; "
-        f"write_report(pathlib.Path({str(whole)!r})); assert 'torch' not in sys.modules"
+        f"write_report(pathlib.Path({str(finished_run)!r})); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from oblrpo.tasks import Problem, make_task
-from oblrpo.tasks.instructions import ASKED, CHECKS, FACTS, WORD
+from oblrpo.tasks.instructions import TEXTS, CHECKS, FACTS, WORD
 
 TEXT = "Bread is baked in the morning by people who get up early."
 
@@ -79,10 +79,10 @@ def test_prompts_ask_for_what_is_checked():
         assert message["role"] == "user"
         conditions = json.loads(problem.answer)
         assert 2 <= len(conditions) <= 4
-        assert all(ASKED[name].format(wanted) in message["content"] for name, wanted in conditions.items())
+        assert all(TEXTS[name].format(wanted) in message["content"] for name, wanted in conditions.items())
         assert problem.columns["subject"] in message["content"]
         seen |= set(conditions)
-    assert seen == set(CHECKS) == set(ASKED)
+    assert seen == set(CHECKS) == set(TEXTS)
 
 
 def test_batches_are_a_function_of_seed_and_step():

@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import sys
 
 import pytest
@@ -13,6 +14,14 @@ from oblrpo.trainer.setup import make_learner
 
 PROMPT, LONGEST, P, G = 20, 44, 6, 4
 SIZES = PolicyConfig(model_args={"hidden_size": 128, "num_hidden_layers": 4})
+
+
+@pytest.fixture(autouse=True)
+def few_objects_to_collect():
+    """`peak_bytes` collects garbage first, which takes a second over all that the libraries have made."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def learner_of(tokens=0, beta=0.0, **optim):

@@ -138,7 +138,7 @@ def _suggestion(word: str, names: Collection[str]) -> str:
 
 def misplaced(word: str) -> str:
     """Say under which flag a word belongs where a recipe may stand, as the end of a sentence, or nothing."""
-    from oblrpo.algorithms import ALGORITHMS
+    from oblrpo.tables.algorithms import ALGORITHMS
     from oblrpo.tasks import BENCHMARKS, TASKS
 
     path = Path(word)

@@ -169,9 +169,9 @@ class Plan:
         seed = config.run.seed
         # What comes after the demonstrations is another run's: its accuracy is measured there, and here hardly at all.
         # Rows to learn from leave out all that will be held out there.
-        held = config.run.eval_prompts if config.warm_start.sft_data else 2
+        eval_prompts = config.run.eval_prompts if config.warm_start.sft_data else 2
         short = RunConfig(
-            output=str(self.output / "warm" / key / f"seed_{seed}"), steps=0, seed=seed, eval_prompts=held,
+            output=str(self.output / "warm" / key / f"seed_{seed}"), steps=0, seed=seed, eval_prompts=eval_prompts,
             eval_samples=1, save_total_limit=1, threads=config.run.threads,
         )  # fmt: skip
         rows = config.rollout.prompts_per_micro_batch * config.rollout.num_generations

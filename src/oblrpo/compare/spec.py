@@ -121,7 +121,7 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
     return spec
 
 
-def _resolve(raw: dict[str, Any], source: str, asked: Iterable[str]) -> Spec:
+def _resolve(raw: dict[str, Any], source: str, given: Iterable[str]) -> Spec:
     plain: dict[str, Any] = {}
     for key, (default, words) in PLAIN.items():
         plain[key] = value = raw.get(key, default)
@@ -132,7 +132,7 @@ def _resolve(raw: dict[str, Any], source: str, asked: Iterable[str]) -> Spec:
     config = with_settings(TrainConfig(), DEFAULTS, source, ())
     if recipe := raw["base"].get("recipe", ""):
         config = load_recipe(recipe, config)
-    config = with_settings(config, {k: v for k, v in raw["base"].items() if k != "recipe"}, f"{source}, base", asked)
+    config = with_settings(config, {k: v for k, v in raw["base"].items() if k != "recipe"}, f"{source}, base", given)
     rates = _rates(raw.get("learning_rates", [config.optim.learning_rate]), source)
     named = _mapping(raw.get("variants"), "variants", source).items()
     variants = tuple(_variant(name, settings, rates, source) for name, settings in named)

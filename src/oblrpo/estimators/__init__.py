@@ -1,7 +1,7 @@
 """The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, ledger, schedule."""
 
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS, advantages, differ, headroom
-from oblrpo.estimators.assumption import depends_on_own_output
+from oblrpo.estimators.assumption import depends_on_own_output, register_baseline
 from oblrpo.estimators.baselines import baseline, baseline_inputs, kl_in_reward
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
@@ -41,6 +41,7 @@ __all__ = [
     "moments",
     "own_norm2",
     "ratio_weights",
+    "register_baseline",
     "squared_norm",
     "under_every_baseline",
 ]

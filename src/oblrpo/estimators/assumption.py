@@ -1,14 +1,18 @@
-"""Assumption 1, checked: a baseline must not depend on the output that it is subtracted from."""
+"""Assumption 1, checked: a baseline must not depend on the output that it is subtracted from. Your own baselines."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from oblrpo.estimators.baselines import baseline, baseline_inputs
+from oblrpo.estimators.baselines import FUNCTIONS, baseline, baseline_inputs
+from oblrpo.tables.baselines import BASELINES, Baseline
 
 
 def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: int = 4, tokens: int = 5) -> bool:
@@ -32,6 +36,38 @@ def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: i
         if not torch.equal(baseline(name, **changed)[p, j], before[p, j]):
             return True
     return False
+
+
+def register_baseline(name: str, function: Callable[..., Tensor]) -> None:
+    """Add a baseline of your own to `BASELINES`; whether it is unbiased is tried (`depends_on_own_output`).
+
+    Args:
+        name: what `baseline` shall know it by.
+        function: of rewards_PG, valid_PG and, where it needs them, norm2_PG and length_PG, by these names, all (P, G)
+            in float64, to b, (P, G).
+
+    Raises:
+        ValueError: the function has other parameters, or fails on random rewards.
+    """
+    takes = tuple(inspect.signature(function).parameters)
+    if takes[:2] != ("rewards_PG", "valid_PG") or not {"norm2_PG", "length_PG"}.issuperset(takes[2:]):
+        raise ValueError(
+            f"baseline {name!r} takes ({', '.join(takes)}); its parameters must be rewards_PG, valid_PG and, where it "
+            "needs them, norm2_PG and length_PG."
+        )
+
+    def checked(**given: Tensor) -> Tensor:
+        b, shape = function(**given), given["rewards_PG"].shape
+        if not isinstance(b, Tensor) or b.shape != shape or not b.isfinite().all():
+            raise ValueError(f"baseline {name!r} must return finite numbers, a tensor of shape {tuple(shape)}.")
+        return b
+
+    FUNCTIONS[name], BASELINES[name] = checked, Baseline("your own", unbiased=False, needs=takes[2:])
+    try:
+        BASELINES[name] = replace(BASELINES[name], unbiased=not depends_on_own_output(name))
+    except Exception as error:
+        del FUNCTIONS[name], BASELINES[name]
+        raise ValueError(f"baseline {name!r} fails on random rewards: {type(error).__name__}: {error}") from error
 
 
 def random_inputs(prompts: int, outputs: int, tokens: int, generator: torch.Generator) -> dict[str, Tensor]:

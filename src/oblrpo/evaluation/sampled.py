@@ -67,16 +67,16 @@ class SavedCompletions:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
     def read(self, questions: Sequence[Any]) -> tuple[list[list[str]], list[list[int]] | None, dict[str, Any]]:
-        """Return the completions of each question, their tokens where all are kept, and how they were drawn.
+        """Return completions of each question, their tokens where all are kept, and how they were drawn.
 
-        Questions beyond those that were asked are left out.
+        Questions beyond those of the settings are left out.
         """
         rows = sorted(self.rows(), key=lambda row: row.get("index", 0))
         if not rows:
             raise InputError(f"{self.file} holds no completions to grade; check --output.")
         settings = self.settings()
-        asked = questions[: settings.get("problems")]
-        if settings.get("questions") != digest_of_questions(asked):
+        questions = questions[: settings.get("problems")]
+        if settings.get("questions") != digest_of_questions(questions):
             raise InputError(
                 f"{self.file} answers other questions than the data holds; give the data it was drawn for."
             )
@@ -85,21 +85,12 @@ class SavedCompletions:
             lengths["mean_length"] = sum(row["tokens"] for row in counted) / len(counted)
             lengths["clipped_ratio"] = sum(bool(row["clipped"]) for row in counted) / len(counted)
         ids: list[Any] = [row.get("completion_ids") for row in rows]
-        completions = read_completions(self.file, len(asked))
+        completions = read_completions(self.file, len(questions))
         return completions, None if None in ids else ids, lengths | {"settings": settings}
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the figures to FOLDER/NAME.result.json."""
         write_atomically(self.file.with_suffix(".result.json"), json.dumps(result, indent=1))
-
-    def keep(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Replace all rows by these."""
-        write_atomically(self.file, "".join(json.dumps(row) + "\n" for row in rows))
-
-    def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add rows."""
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def evaluate_saved(
@@ -164,7 +155,8 @@ def collect(
             if all(have[index] == sampling.samples for index in range(start, min(start + size, total)))
         }
         if len(finished) < len(starts):  # without an unfinished last line, which the next would continue
-            saved.keep([row for row in rows if row["index"] // size * size in finished])
+            kept = [json.dumps(row) + "\n" for row in rows if row["index"] // size * size in finished]
+            write_atomically(saved.file, "".join(kept))
         for start in starts:
             if start not in finished:
                 draws_with = sampler()
@@ -172,7 +164,8 @@ def collect(
                     drawn = draws_with.sample(
                         prompts[start : start + size], sampling.samples, length, sampling.temperature, sampling.top_p
                     )
-                saved.append(_rows(drawn, start, sampling.samples, with_ids))
+                with saved.file.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in _rows(drawn, start, sampling.samples, with_ids))
             progress(min(start + size, total), total, ())
 
 

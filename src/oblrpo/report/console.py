@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
@@ -17,12 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from oblrpo.diagnosis import Facts, Watch
-from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 from oblrpo.report.html import seen
+from oblrpo.report.record import LAST_STEPS, accuracy_margin
 
-LINES = 20  # the number of plain lines that a run prints where the console is no terminal
-LAST = 20  # steps whose means are in the summary
+PLAIN_LINES = 20  # the number of lines that a run prints where the console is no terminal
 
 
 class Progress:
@@ -67,12 +67,12 @@ class Progress:
     def warm_start(self, step: int, loss: float) -> None:
         """Show that a step of supervised learning is done."""
         self._bar.update(self._warm, completed=step + 1, note=f"loss {loss:.3f} nats per token")
-        every = max(1, self._warm_steps // LINES)
+        every = max(1, self._warm_steps // PLAIN_LINES)
         if not self.console.is_terminal and (step % every == every - 1 or step + 1 == self._warm_steps):
             self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats per token", highlight=False)
 
     def warn(self, message: str) -> None:
-        """Warn of something that the user can fix."""
+        """Print a warning about something that the user can fix."""
         self.console.print(f"warning: {seen(message)}", style="yellow", highlight=False)
 
     def step(self, step: int, metrics: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Progress:
                 learned = f"{_signal(metrics['n_snr'])}  lr {_rate([metrics])}"
             note = f"reward {_figure(metrics['reward'])}  {note}  {learned}"
         self._bar.update(self._train, completed=step, note=note)
-        if not self.console.is_terminal and (step % max(1, self._steps // LINES) == 0 or step == self._steps):
+        if not self.console.is_terminal and (step % max(1, self._steps // PLAIN_LINES) == 0 or step == self._steps):
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
 
 
@@ -111,7 +111,7 @@ def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | N
     if _is_number(before := rows[0].get("eval/accuracy_before_warm_start") if rows else None):
         lines.append(f"before warm start {before:.3f}, held-out accuracy of the model as it was loaded")
     if steps:
-        tail, updates = steps[-LAST:], [row for row in steps if row["learning_rate"]][-LAST:]
+        tail, updates = steps[-LAST_STEPS:], [row for row in steps if row["learning_rate"]][-LAST_STEPS:]
         lines.append(f"reward            {_mean(tail, 'reward'):.3f}, mean of the last {len(tail)} steps")
         if updates:
             lines.append(f"learning rate     {_rate(updates)}, mean of the last {len(updates)} updates")
@@ -132,12 +132,13 @@ def _signal(n_snr: float | None) -> str:
 
 def _shares(rows: list[dict[str, Any]]) -> str:
     """Write what the time of all steps went for, the largest part first."""
-    names = {key for row in rows for key in row if key.startswith("time/")}
-    spent = {key.removeprefix("time/"): sum(row.get(key) or 0.0 for row in rows) for key in names}
-    whole = sum(spent.values())
-    largest_first = sorted(spent, key=lambda name: -spent[name])
-    shares = ", ".join(f"{name.replace('_', ' ')} {spent[name] / whole:.0%}" for name in largest_first)
-    return f"; of all the time {shares}" if whole else ""
+    spent = Counter[str]()
+    for row in rows:
+        spent.update({key.removeprefix("time/"): row[key] or 0.0 for key in row if key.startswith("time/")})
+    if not (total := sum(spent.values())):
+        return ""
+    shares = (f"{name.replace('_', ' ')} {seconds / total:.0%}" for name, seconds in spent.most_common())
+    return f"; of all the time {', '.join(shares)}"
 
 
 def _mean(steps: list[dict[str, Any]], key: str) -> float:
@@ -153,10 +154,10 @@ def _rate(steps: list[dict[str, Any]]) -> str:
 
 def _accuracy(row: dict[str, Any]) -> str:
     """Write the held-out accuracy of a step and its interval; there is none where all completions were masked."""
-    value, error = row["eval/accuracy"], row.get("eval/accuracy_stderr")
-    if not _is_number(value):
+    if not _is_number(value := row["eval/accuracy"]):
         return f"none (step {row['step']}, all masked)"
-    return f"{value:.3f}" + (f" +- {Z95 * error:.3f}" if _is_number(error) else "") + f" (step {row['step']})"
+    margin = accuracy_margin(row)
+    return f"{value:.3f}{'' if margin is None else f' +- {margin:.3f}'} (step {row['step']})"
 
 
 def _figure(value: float | None) -> str:
@@ -183,11 +184,11 @@ def _curve(steps: list[dict[str, Any]]) -> str:
     return str(figure.show())
 
 
-class _LastingConsole(Console):
+class _PipedConsole(Console):
     """A console whose reader may leave (`| head`): rich would end the program."""
 
     def on_broken_pipe(self) -> None:
-        """Say nothing more."""
+        """Print nothing more."""
         self.quiet = True
 
 
@@ -219,7 +220,7 @@ def console_of_program(progress: bool) -> Console:
     """Return where a Python program shows its progress: a bar in a terminal, and in a notebook with ipywidgets."""
     if not progress:
         return Console(quiet=True, force_terminal=False)
-    console = _LastingConsole(soft_wrap=True, markup=False)
+    console = _PipedConsole(soft_wrap=True, markup=False)
     if not console.is_jupyter:
         return console
     if importlib.util.find_spec("ipywidgets"):

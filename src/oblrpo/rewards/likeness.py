@@ -25,13 +25,13 @@ def likeness(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     """
     unknown: dict[str, None] = {}
     try:
-        return sum_of_texts([_said(function, "", unknown, ())]), tuple(unknown)
+        return sum_of_texts([_described(function, "", unknown, ())]), tuple(unknown)
     except Exception:  # an object of the user's may raise anything
         return "", ("all of it",)
 
 
-def _said(thing: Any, place: str, unknown: dict[str, None], holders: tuple[int, ...]) -> str:
-    """What there is to say of a thing; what cannot be told goes to `unknown`, by its place."""
+def _described(thing: Any, place: str, unknown: dict[str, None], holders: tuple[int, ...]) -> str:
+    """Describe a thing; parts that cannot be described go to `unknown`, by their place."""
     if isinstance(thing, Enum):  # whose repr may hold an address
         thing = [type(thing).__qualname__, thing.name, thing.value]
     if isinstance(thing, int):
@@ -42,45 +42,45 @@ def _said(thing: Any, place: str, unknown: dict[str, None], holders: tuple[int, 
         return "itself"
     holders = (*holders, id(thing))
 
-    def said(part: Any, name: object = "") -> str:
-        return _said(part, ".".join(filter(None, (place, str(name)))), unknown, holders)
+    def described(part: Any, name: object = "") -> str:
+        return _described(part, ".".join(filter(None, (place, str(name)))), unknown, holders)
 
     if isinstance(thing, Mapping):
-        return f"{{{', '.join(sorted(f'{said(key)}: {said(value, key)}' for key, value in thing.items()))}}}"
+        return f"{{{', '.join(sorted(f'{described(key)}: {described(value, key)}' for key, value in thing.items()))}}}"
     if isinstance(thing, (list, tuple)):
-        return f"[{', '.join(map(said, thing))}]"
+        return f"[{', '.join(map(described, thing))}]"
     if isinstance(thing, (set, frozenset)):
-        return f"({', '.join(sorted(map(said, thing)))})"
+        return f"({', '.join(sorted(map(described, thing)))})"
     if isinstance(thing, FunctionType):
         enclosed = inspect.getclosurevars(thing).nonlocals
-        state = [said(thing.__defaults__, "defaults"), said(thing.__kwdefaults__), said(enclosed)]
-        return said(thing.__code__) + ", ".join(state)
+        state = [described(thing.__defaults__, "defaults"), described(thing.__kwdefaults__), described(enclosed)]
+        return described(thing.__code__) + ", ".join(state)
     if isinstance(thing, (CodeType, type)):
         if not (source := _source(thing)):
             unknown[f"the source of {place}" if place else "the source"] = None
         return source
     if isinstance(thing, re.Pattern):
-        return said([thing.pattern, thing.flags])
+        return described([thing.pattern, thing.flags])
     if isinstance(thing, functools.partial):
-        return said(thing.func) + said(thing.args, "arguments") + said(thing.keywords)
+        return described(thing.func) + described(thing.args, "arguments") + described(thing.keywords)
     if isinstance(thing, MethodType):
-        return said(thing.__func__) + said(thing.__self__)
+        return described(thing.__func__) + described(thing.__self__)
     if isinstance(thing, BuiltinFunctionType):
         owner = thing.__self__
-        return thing.__qualname__ + (str(owner.__name__) if isinstance(owner, ModuleType) else said(owner))
+        return thing.__qualname__ + (str(owner.__name__) if isinstance(owner, ModuleType) else described(owner))
     if type(thing).__module__ == "functools":  # cache
-        return said(thing.__wrapped__)
+        return described(thing.__wrapped__)
     if place and not is_dataclass(thing):  # of objects the reward itself is looked into, and data classes
         unknown[f"{place} ({type(thing).__name__})"] = None
         return type(thing).__qualname__
     slots = [name for kind in type(thing).__mro__ for name in vars(kind).get("__slots__", ()) if name[:2] != "__"]
-    held = {name: getattr(thing, name, None) for name in slots} | getattr(thing, "__dict__", {})
-    return said(type(thing)) + said(held)
+    values = {name: getattr(thing, name, None) for name in slots} | getattr(thing, "__dict__", {})
+    return described(type(thing)) + described(values)
 
 
-@functools.cache  # the file may be edited while a run goes on
+@functools.cache  # the file may be edited during a run
 def _source(written: CodeType | type) -> str:
-    """The source of a function's code, or of a class; none of a lambda, which is the whole statement it stands in."""
+    """Return the source of a function's code, or of a class; none of a lambda, whose source is its entire statement."""
     try:
         return inspect.getsource(written) if getattr(written, "co_name", "") != "<lambda>" else ""
     except (OSError, TypeError):

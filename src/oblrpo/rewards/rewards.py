@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.rewards.builtin import BUILT_IN
-from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, WorkerReward, asked_of
+from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, WorkerReward, accepted
 from oblrpo.tasks import Problem, Task, Verifier
 from oblrpo.workers import begun
 
@@ -65,7 +65,7 @@ class Rewards:
             self.close()
             raise
         self.ask_ids = any(
-            asked_of(["completion_ids"], getattr(each, "takes", ())) for each, _ in self._rewards.values()
+            accepted(["completion_ids"], getattr(each, "takes", ())) for each, _ in self._rewards.values()
         )
         """Whether some are given the tokens of completions."""
 

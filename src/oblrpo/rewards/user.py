@@ -59,8 +59,8 @@ class WorkerReward:
         Raises:
             RewardFailed: the function raised, took too long, or its process failed.
         """
-        given["completions"] = as_said(given["prompts"], given["completions"])
-        handed = {name: given[name] for name in asked_of(given, self.takes) if name not in self._withheld}
+        given["completions"] = as_messages(given["prompts"], given["completions"])
+        handed = {name: given[name] for name in accepted(given, self.takes) if name not in self._withheld}
         message = {"path": self._path, "given": handed}
         try:
             try:
@@ -107,13 +107,13 @@ class PythonReward:
     def __call__(self, /, **given: Any) -> Values:
         """Return the function's values; it gets lists of its own, so that what it does to them harms nobody."""
         own = {name: list(values) for name, values in given.items()}
-        own["completions"] = as_said(own["prompts"], own["completions"])
+        own["completions"] = as_messages(own["prompts"], own["completions"])
         own["prompts"] = [p if isinstance(p, str) else list(map(dict, p)) for p in own["prompts"]]
         return call_reward(self._function, own)
 
 
-def as_said(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
-    """Return completions as TRL hands them over: where a prompt is messages, so is the completion."""
+def as_messages(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
+    """Return completions as TRL passes them: where a prompt is messages, so is the completion."""
     return [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, completions, strict=True)
@@ -130,8 +130,8 @@ def takes(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(names | {ANY for each in parameters if each.kind is each.VAR_KEYWORD})
 
 
-def asked_of(given: Iterable[str], names: Collection[str]) -> list[str]:
-    """Return what a function that takes these names gets of what there is."""
+def accepted(given: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return the names among `given` that a function with these parameters accepts."""
     return [name for name in given if name in names or ANY in names]
 
 
@@ -158,11 +158,10 @@ async def _awaited(value: Awaitable[Any]) -> tuple[Any, BaseException | None]:
 def call_reward(function: Callable[..., Any], given: Mapping[str, Any]) -> Values:
     """Return the values of a function in TRL's signature; RewardFailed if it raised, or gave no list.
 
-    It gets what it asks for of `given`: prompts, completions, completion_ids and the columns of the data.
+    It gets those of `given` that it names: prompts, completions, completion_ids and the columns of the data.
     """
-    asked = asked_of(given, takes(function))
     try:
-        values = function(**{name: given[name] for name in asked})
+        values = function(**{name: given[name] for name in accepted(given, takes(function))})
         if inspect.isawaitable(values):
             values, error = asyncio.run_coroutine_threadsafe(_awaited(values), _loop()).result()
             if error is not None:

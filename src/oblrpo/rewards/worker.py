@@ -20,24 +20,24 @@ Reward = Callable[..., Sequence[float | None]]
 _loaded: dict[str, Reward] = {}
 
 
-def load_reward(path: str) -> Reward:
+def load_function(path: str, what: str = "reward") -> Reward:
     """Return the function at `package.module.function` or `file.py:function`; the module or file is run."""
     file, colon, name = (path, ":", "") if path.endswith(".py") else path.rpartition(":")
     if not colon:
         file, _, name = path.rpartition(".")
     if not file or not (name.isidentifier() or path.endswith(".py")):
         raise InputError(
-            f"reward '{path}' is not the path of a function; write package.module.function or file.py:function."
+            f"{what} '{path}' is not the path of a function; write package.module.function or file.py:function."
         )
     try:
-        module = _run_file(Path(file)) if colon else importlib.import_module(file)
+        module = _run_file(Path(file), what) if colon else importlib.import_module(file)
     except InputError:
         raise
     except Exception as error:  # the user's code may raise anything
         here = f"{file.replace('.', '/')}.py"
         hint = f" Write {here}:{name} for a function in that file." if not colon and isfile(here) else ""
         raise InputError(
-            f"reward '{path}' cannot be imported: {type(error).__name__}: {shown(str, error)}.{hint}"
+            f"{what} '{path}' cannot be imported: {type(error).__name__}: {shown(str, error)}.{hint}"
         ) from error
     function: Reward | None = getattr(module, name, None)
     if function is None:
@@ -46,21 +46,21 @@ def load_reward(path: str) -> Reward:
         fix = f"write {file}{colon or '.'}{(get_close_matches(name, own, 1) or own)[0]}; " if own else ""
         lacks = f": {file} has no function '{name}'" if name else " does not name a function of the file"
         more = ", ..." if len(own) > 10 else ""
-        raise InputError(f"reward '{path}'{lacks}; {fix}it defines: {', '.join(own[:10]) or 'none'}{more}.")
+        raise InputError(f"{what} '{path}'{lacks}; {fix}it defines: {', '.join(own[:10]) or 'none'}{more}.")
     if not callable(function):
-        raise InputError(f"reward '{path}' is a {type(function).__name__}, not a function.")
+        raise InputError(f"{what} '{path}' is a {type(function).__name__}, not a function.")
     return function
 
 
-def _run_file(file: Path) -> ModuleType:
+def _run_file(file: Path, what: str) -> ModuleType:
     """Return the module that a file makes."""
     if not file.is_file():
-        raise InputError(f"reward file {file} does not exist; check the path.{nearby(file)}")
+        raise InputError(f"{what} file {file} does not exist; check the path.{nearby(file)}")
     # A name of its own, so that two files called reward.py do not take each other's place.
-    name = f"oblrpo_reward_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
+    name = f"oblrpo_{what}_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InputError(f"reward file {file} is not a Python file; its name must end in .py.")
+        raise InputError(f"{what} file {file} is not a Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:
@@ -87,7 +87,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
     """
     path = message["path"]
     try:
-        reward = _loaded[path] = _loaded.get(path) or load_reward(path)
+        reward = _loaded[path] = _loaded.get(path) or load_function(path)
     except InputError as error:
         return {"refused": str(error)}
     if "given" not in message:

@@ -65,7 +65,7 @@ def decode(
     model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, ends: Collection[int], pad: int,
     draw: Draw,
 ) -> Drawn | None:  # fmt: skip
-    """Return G completions of every prompt with what the draws of their tokens tell, (S, C) each.
+    """Return G completions of every prompt with the figures of their draws by token, (S, C) each.
 
     It is None where the caller has to use `generate`. C is the length of the longest completion; behind its end a row
     is padding. The model reads the rows that have not ended and no others. The host waits for the device once a token,

@@ -57,11 +57,11 @@ def choose(probabilities_SV: Tensor) -> Tensor:
     `torch.multinomial`'s one exponential number an entry, which takes longer than the softmax by far.
     """
     count, entries = probabilities_SV.shape
-    whole = entries - entries % WIDTH
+    full = entries - entries % WIDTH  # entries of full blocks
     sums_SK = torch.cat(
         [
-            probabilities_SV[:, :whole].unflatten(1, (whole // WIDTH, WIDTH)).sum(-1),
-            probabilities_SV[:, whole:].sum(-1, keepdim=True),
+            probabilities_SV[:, :full].unflatten(1, (full // WIDTH, WIDTH)).sum(-1),
+            probabilities_SV[:, full:].sum(-1, keepdim=True),
         ],
         1,
     ).double()

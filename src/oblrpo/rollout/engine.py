@@ -26,12 +26,12 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TRITON_F32_DEFAULT": "ieee",
 }
-"""What vLLM is told by its environment, where the user has not: no usage reports, no core of its own, and on a GPU
-float32 attention without TF32."""
+"""Variables of vLLM's environment, where the user has set none: no usage reports, no pinned cores, and on a GPU float32
+attention without TF32."""
 CACHE, SHARE = 2 << 30, 0.3
-"""Keys and values, where nobody has said: bytes on a CPU; on a GPU the share of memory that they take with weights."""
+"""Defaults for keys and values: bytes on a CPU; on a GPU the share of memory that they take with weights."""
 ON_CPU = {"block_size": 32, "enable_chunked_prefill": False}
-"""A group shares the whole blocks of its prompt, and vLLM's on a CPU are of 128 tokens; and a request with a seed whose
+"""A group shares the full blocks of its prompt, and vLLM's on a CPU have 128 tokens; and a request with a seed whose
 prompt is read in two pieces fails there ("CPU Generator does not use offset")."""
 
 
@@ -48,7 +48,7 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
     own.architectures = [type(model).__name__]
     for part in (own, own.get_text_config()):
         part.tie_word_embeddings = is_tied(model)
-    said = config.gpu_memory_utilization is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    is_set = config.gpu_memory_utilization is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
     with tempfile.TemporaryDirectory(prefix="oblrpo-vllm-") as folder, _left_as_it_was(policy), explained("open"):
         from vllm import LLM
 
@@ -63,8 +63,8 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
             logprobs_mode="processed_logprobs",  # those that tokens are drawn with, temperature included
             dtype=dtype,
             gpu_memory_utilization=config.gpu_memory_utilization or SHARE,
-            kv_cache_memory_bytes=CACHE if on_cpu and not said else None,
-            # As long as the cache can hold, where nobody has said.
+            kv_cache_memory_bytes=CACHE if on_cpu and not is_set else None,
+            # -1: as long as the cache can hold
             max_model_len=min(config.max_model_len, policy.longest) if config.max_model_len else -1,
             enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
             **(ON_CPU if on_cpu else {}),
@@ -72,7 +72,7 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
 
 
 def check_version() -> None:
-    """Refuse to go on without a vLLM that this is written for."""
+    """Refuse to run without a version of vLLM that this is written for."""
     least, below = (".".join(map(str, version)) for version in (LEAST_VERSION, BELOW_VERSION))
     wanted = f"the sampler vllm needs vLLM {least} to below {below}"
     versions = importlib.metadata.packages_distributions().get("vllm", [])
@@ -85,7 +85,7 @@ def check_version() -> None:
 
 
 def _check_machine(policy: Policy) -> None:
-    """Refuse what vLLM would find out late, or not at all."""
+    """Refuse what vLLM would notice late, or not at all."""
     from vllm.platforms import current_platform
 
     device = policy.device

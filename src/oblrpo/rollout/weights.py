@@ -64,8 +64,8 @@ def _adapted(base: Any) -> dict[str, Any]:
 
 def _weights(model: Any, base: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight under its own name, adapters merged, and the buffers that a checkpoint holds."""
-    adapted, held = _adapted(base), base.state_dict().keys()
-    buffers = ((name, buffer) for name, buffer in base.named_buffers() if name in held)
+    adapted, saved = _adapted(base), base.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in base.named_buffers() if name in saved)
     for full_name, weight in chain(base.named_parameters(remove_duplicate=is_tied(base)), buffers):
         name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
         if base is not model and (model.prefix in name or "original_module" in name):

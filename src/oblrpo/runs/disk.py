@@ -14,7 +14,7 @@ from oblrpo.errors import InputError
 
 _REFUSALS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EIO,
-    errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
 }  # fmt: skip
 
 _OF_A_FILE_ONLY = {errno.EACCES, errno.EPERM, errno.EIO}

@@ -259,17 +259,7 @@ class RunFolder:
     def clean_up(self) -> None:
         """Remove what an interrupted write left, and see that the run has its folders."""
         for folder in (self.completions, self.checkpoints):
-            try:
-                folder.mkdir(exist_ok=True)
-            except FileExistsError:
-                raise InputError(f"{folder} is not a folder; move it away.") from None
-        for file in (self.metrics_file, self.failure_file):
-            if file.exists() and not file.is_file():
-                raise InputError(f"{file} is not a file; move it away.")
-        for place in self.checkpoints.glob("step_*"):
-            if not place.is_dir():
-                raise InputError(f"{place} is a file and no checkpoint; move it away.")
-        for folder in (self.completions, self.checkpoints):
+            folder.mkdir(exist_ok=True)
             for partial in folder.glob(".*step_*.partial"):
                 _remove(partial)
 

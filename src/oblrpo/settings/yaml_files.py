@@ -54,10 +54,8 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
             what = f"{error.context}, {error.problem}" if error.context else str(error.problem)
         elif isinstance(error, (YAMLError, ValueError, AssertionError)):
             what = str(error)
-        reason = " ".join(what.encode("utf-8", "backslashreplace").decode().split()).partition(", if necessary")[0][
-            :500
-        ]
-        raise InputError(f"{place} is not valid YAML: {reason}.") from None
+        reason = " ".join(what.partition(", if necessary")[0].encode("utf-8", "backslashreplace").decode().split())
+        raise InputError(f"{place} is not valid YAML: {reason[:500]}.") from None
     if not isinstance(settings, dict):
         raise InputError(f"{source} must hold settings as YAML has them: `key: value`, or {{key: value}} on one line.")
     return settings

@@ -82,7 +82,6 @@ BASELINES: dict[str, Baseline] = {
 }  # fmt: skip
 """Every baseline by name; the command line, the adapters, the ledger, the report and the pages read this table."""
 
-TRAINABLE = tuple(name for name, row in BASELINES.items() if row.trainable)
 UNBIASED = tuple(name for name, row in BASELINES.items() if row.unbiased)
 LEARNS_FROM_TIES = tuple(name for name, row in BASELINES.items() if row.learns_from_ties)
 COMPARED = tuple(name for name in UNBIASED if name != "rloo")

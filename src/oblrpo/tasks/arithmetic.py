@@ -1,4 +1,4 @@
-"""Sums for a pretrained model, a few of them solved before the one that is asked: `12+5=17`, `4+9=13`, `7+16=`."""
+"""Sums for a pretrained model, with a few solved ones before the question: `12+5=17`, `4+9=13`, `7+16=`."""
 
 import random
 
@@ -14,8 +14,8 @@ SLIPS = (-10, -1, 1, 10)
 class ArithmeticTask(GeneratedTask):
     """Solve the last line; the first line of the completion must be its result, in plain digits, and nothing else.
 
-    Whatever a model writes in further lines does not count, for a base model goes on with sums of its own. What is held
-    out are questions, whatever stands before them: none is asked in training, nor solved there before another.
+    Further lines do not count, because a base model continues with sums of its own. Questions are held out, whatever
+    stands before them: no held-out one is a question in training, nor solved there before another.
     """
 
     name = "arithmetic"

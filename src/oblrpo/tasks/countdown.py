@@ -59,7 +59,7 @@ class CountdownTask(GeneratedTask):
         return float(len(completion) <= MAX_LENGTH and reaches(numbers, target, completion.strip()))
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """Return a random solution in a random style; a wrong step takes another operator and goes on."""
+        """Return a random solution in a random style; a wrong step takes another operator."""
         numbers, target = parse_question(problem.answer)
         plan = rng.choice(plans(tuple(numbers), target))
         return follow(numbers, blur(plan, rng, noise), rng.choice(STYLES))[1]

@@ -15,7 +15,7 @@ from typing import Any
 from oblrpo.errors import InputError
 from oblrpo.tasks.rows import as_text, kind_of, native, text_of, value_at
 from oblrpo.tasks.sources import Stream
-from oblrpo.tasks.task import NO_ARGS, SAID, Messages, Problem, check_whole, split_position
+from oblrpo.tasks.task import NO_ARGS, SAID, Messages, Problem, split_position
 
 PLACEHOLDER = "{prompt}"
 # `{name}`, but not the argument of a LaTeX command such as `\boxed{answer}`.
@@ -33,7 +33,7 @@ _MINUS = re.compile(r"(?:^|[^\w)])[-\u2212]\$?$")
 class DataTask:
     """Train on some problems and evaluate on others: two lists, or one that is split by a fixed hash of the prompt.
 
-    An epoch is a fresh seeded permutation of the training problems cut into whole batches; those left over
+    An epoch is a fresh seeded permutation of the training problems cut into full batches; those left over
     wait for a later epoch, so that none comes twice in a batch. A training problem that is held out too, in whatever
     spacing or case, is left out of training, and `notes` says so.
     """
@@ -68,8 +68,8 @@ class DataTask:
 
     def hold_out(self, least: int, beside: int) -> None:
         """Change `fraction` where fewer than `least` problems are held out, or more than leave `beside` others."""
-        held, rows = len(self._heldout), len(self.given)
-        if not self._splits or (least <= held and beside <= rows - held):
+        heldout, rows = len(self._heldout), len(self.given)
+        if not self._splits or (least <= heldout and beside <= rows - heldout):
             return
         if least + beside > rows:
             lower = [name for name, most in (("prompts_per_step", beside), ("eval_prompts", least)) if most > 2]
@@ -80,7 +80,7 @@ class DataTask:
         places = [0.0, *sorted(map(_position, self.given)), 1.0]
         # Equal prompts stay on one side.
         cuts = [cut for cut in range(least, rows - beside + 1) if places[cut] < places[cut + 1]]
-        for cut in sorted(cuts, key=lambda cut: abs(cut - held))[:1]:
+        for cut in sorted(cuts, key=lambda cut: abs(cut - heldout))[:1]:
             low, high = places[cut : cut + 2]
             self._divide(next(at for n in range(2, 18) if low < (at := round((low + high) / 2, n)) <= high))
 
@@ -111,7 +111,6 @@ class DataTask:
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the problems of one step, a pure function of seed, step and size."""
-        check_whole(f"{self.name}: the batch size", size, 1)
         self._check_enough(len(self.training), size, "training", "prompts_per_step", "lower")
         epoch, batch = divmod(step, len(self.training) // size)
         order = permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
@@ -119,15 +118,14 @@ class DataTask:
 
     def heldout(self, size: int, least: int | None = None) -> list[Problem]:
         """Return `size` held-out problems, or all if these are `least` at least; fewer are the first of more."""
-        check_whole(f"{self.name}: the held-out size", size, 1)
         self._check_enough(len(self._heldout), least or size, "held-out", "eval_prompts", "raise")
         return self._heldout[:size]
 
-    def _check_enough(self, rows: int, size: int, kind: str, setting: str, mend: str) -> None:
+    def _check_enough(self, rows: int, size: int, kind: str, setting: str, change: str) -> None:
         if rows >= size:
             return
         total, different = len(self.problems), len(set(map(_position, self.problems)))
-        more = f" or {mend} heldout_fraction" if self._splits else ""
+        more = f" or {change} heldout_fraction" if self._splits else ""
         hint = f"set {setting} lower{',' if more else ' or'} add rows{more}" if size > 2 else f"add rows{more}"
         if self._splits and different <= size <= total and different < total:
             hint = (
@@ -202,16 +200,16 @@ def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any]) -
     if messages[-1]["role"] == "assistant":
         raise InputError(f"{where} ends with a message of the assistant; it must end where the completion begins.")
     args = _template_args(row, where)
-    held = [message if message.keys() - {"role", "content"} else message["content"] for message in messages]
+    texts = [message if message.keys() - {"role", "content"} else message["content"] for message in messages]
     try:
-        "".join(map(as_text, [*held, args] if args else held)).encode()
+        "".join(map(as_text, [*texts, args] if args else texts)).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{where} holds half a surrogate pair; fix or remove it.") from error
     return Messages(messages, where, args)
 
 
 def _fault(message: Mapping[str, Any]) -> str:
-    """What keeps a message from being read, or nothing."""
+    """Return what is wrong with a message, or nothing."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _ROLES:
         keys = ", ".join(map(repr, message)) or "nothing"

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 MAX_LENGTH, MAX_DEPTH = 200, 20
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-# Nothing but this reaches Python's parser, which is never asked to run anything.
+# Nothing but this reaches Python's parser, and nothing is ever executed.
 _TEXT = re.compile(r"(?:0(?![0-9])|[1-9][0-9]*|[-+*/() ])*")
 
 

@@ -37,7 +37,7 @@ REQUESTS = {
     "paragraph": "Write a short paragraph about {subject}.",
     "list": "Write a short list about {subject}.",
 }
-ASKED = {
+TEXTS = {
     "words": "Use between {0[0]} and {0[1]} words.",
     "mention": 'Use the word "{0}".',
     "bullets": 'Make exactly {0} bullet points, each on a line that begins with "- ".',
@@ -65,7 +65,7 @@ class InstructionsTask(GeneratedTask):
 
     Every problem asks for a number of words, so that neither silence nor endless text can win; how many differs from
     prompt to prompt. A completion scores 0 if, its ending left out, it has fewer than five different words, or
-    fewer than half of its words are different. What is held out are subjects.
+    fewer than half of its words are different. Subjects are held out.
 
     The answer of a problem is its conditions in JSON: `words` (fewest and most), `mention` (a word), `bullets` (how
     many), `ending` (the last words), `no_commas` and `lower_case` (true).
@@ -84,8 +84,8 @@ class InstructionsTask(GeneratedTask):
         others = {"mention": subject, "ending": rng.choice(ENDINGS), "no_commas": True, "lower_case": True}
         for name in rng.sample(sorted(others), rng.randint(1, 4 - len(conditions))):
             conditions[name] = others[name]
-        asked = [ASKED[name].format(conditions[name]) for name in ASKED if name in conditions]
-        text = " ".join([REQUESTS[form].format(subject=subject), *asked])
+        texts = [TEXTS[name].format(conditions[name]) for name in TEXTS if name in conditions]
+        text = " ".join([REQUESTS[form].format(subject=subject), *texts])
         return Problem([{"role": "user", "content": text}], json.dumps(conditions), {"subject": subject})
 
     def is_heldout(self, problem: Problem) -> bool:
@@ -123,16 +123,16 @@ class InstructionsTask(GeneratedTask):
 
 
 def _prose(facts: list[str], conditions: dict[str, Any], kept: dict[str, Any], ending: str) -> str:
-    """Return as many facts as the words asked for need, joined where one sentence is asked for."""
+    """Return as many facts as the number of words needs, joined where the request is for one sentence."""
     least, most = conditions["words"]
-    said: list[str] = []
-    while len(WORD.findall(" ".join([*said, ending]))) < least:
-        said.append(facts[len(said)])
+    chosen: list[str] = []
+    while len(WORD.findall(" ".join([*chosen, ending]))) < least:
+        chosen.append(facts[len(chosen)])
     if "words" not in kept:
-        said = facts[: 2 + most // 6]
+        chosen = facts[: 2 + most // 6]
     if least <= 10:
-        return " and ".join([said[0], *(fact[0].lower() + fact[1:] for fact in said[1:])]) + "."
-    return " ".join(f"{fact}." for fact in said)
+        return " and ".join([chosen[0], *(fact[0].lower() + fact[1:] for fact in chosen[1:])]) + "."
+    return " ".join(f"{fact}." for fact in chosen)
 
 
 def _has_bullets(text: str, wanted: int) -> bool:

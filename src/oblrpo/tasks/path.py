@@ -47,7 +47,7 @@ class PathTask(GeneratedTask):
         return float(joined and walk[0] == start and walk[-1] == goal)
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """Return a random route; a wrong hop jumps to a letter without an edge and goes on from there."""
+        """Return a random route; a wrong hop jumps to a letter without an edge."""
         graph, start, goal = parse_question(problem.answer)
         walk = start
         while walk[-1] != goal:

@@ -15,11 +15,11 @@ OFTEN_CALLED = {
     "prompt_column": ("prompt", "question", "problem", "instruction", "input", "query", "messages", "text"),
     "answer_column": ("answer", "solution", "target", "label", "output", "response", "ground_truth", "final_answer"),
 }
-MOST_DIGITS = 4_000  # of a number; they take a while to write down, and of whole numbers Python writes 4,300
+MOST_DIGITS = 4_000  # of a number; longer ones take a while to print, and of integers Python prints 4,300
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every row, read as it is asked for; blank lines are passed over."""
+    """Yield (line number, object) of every row, read lazily; blank lines are skipped."""
     number, rows = 0, 0
     try:
         with regular(path).open("rb") as file:
@@ -39,7 +39,7 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """What is said of a data file that cannot be read."""
+    """Return the error about a data file that cannot be read."""
     if isinstance(error, UnicodeDecodeError):
         return InputError(f"{path} is not UTF-8 text; save the file as UTF-8.")
     hint = " Give the files in it." if isinstance(error, IsADirectoryError) else ""

@@ -15,7 +15,7 @@ from oblrpo.tasks.rows import read_objects, unreadable, value_at
 
 Row = dict[str, Any]
 Rows = list[tuple[str, Row]]  # where each row stands, and its columns
-Stream = Iterable[tuple[str, Row]]  # the same, perhaps read from a file as they are asked for, and only once
+Stream = Iterable[tuple[str, Row]]  # the same, perhaps read lazily from a file, and only once
 SHIPPED = "oblrpo:"  # how the name of a file begins that comes with the package, beside the recipes
 
 
@@ -52,7 +52,7 @@ def read_hub(path: str, configuration: str, split: str) -> Rows:
     datasets = _library("datasets", f"to load {path} from the hub")
     try:
         rows = datasets.load_dataset(path, configuration or None, split=split)
-    except Exception as error:  # no network, no such revision, a full disk: the library raises whatever it likes
+    except Exception as error:  # no network, no such revision, a full disk ...
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"cannot load {path} ({split}) from the hub: {reason}; or give a file.") from error
     return [(f"{path} row {index}", dict(row)) for index, row in enumerate(rows)]
@@ -95,7 +95,7 @@ def _read_csv(path: Path) -> Rows:
     limit = csv.field_size_limit()
     try:
         with regular(path).open(newline="", encoding="utf-8-sig") as file:
-            csv.field_size_limit(max(path.stat().st_size, limit))  # one for everybody, of 131,072 characters
+            csv.field_size_limit(max(path.stat().st_size, limit))  # of the process; by default 131,072 characters
             reader = csv.DictReader(file, strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
             rows = [(f"{path} line {reader.line_num}", dict(row)) for row in reader]
             names = reader.fieldnames or []

@@ -67,7 +67,7 @@ class Task(Protocol):
 
     @property
     def default_rewards(self) -> Sequence[str]:
-        """Names of the rewards that apply unless others are asked for; `task` is the task's own."""
+        """Names of the rewards that apply unless others are named; `task` is the task's own."""
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the `size` problems of one training step, a pure function of seed, step and size."""
@@ -102,9 +102,8 @@ def split_position(key: str) -> float:
     return int.from_bytes(digest, "big") / 2**48
 
 
-def check_whole(what: str, value: object, low: int, high: int | None = None) -> int:
+def check_whole(what: str, value: object, low: int, high: int) -> int:
     """Return `value` if it is a whole number from `low` to `high`."""
-    if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
-    span = f"of at least {low}" if high is None else f"from {low} to {high}"
-    raise InputError(f"{what} must be a whole number {span}, got {value!r}.")
+    raise InputError(f"{what} must be a whole number from {low} to {high}, got {value!r}.")

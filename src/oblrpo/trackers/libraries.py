@@ -65,12 +65,15 @@ def tensorboard(opening: Opening) -> Tracker:
 def wandb(opening: Opening) -> Tracker:
     """A run of Weights & Biases, its files in RUN/wandb.
 
-    Online the server says what it has. Offline every start of the run makes a folder that holds the whole run, so that
-    the newest is all there is to sync.
+    Online the server reports what it has. Offline every start of the run makes a folder with the complete run, so that
+    only the newest need be synced.
     """
     import wandb as library
 
-    mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb judges it
+    def table(rows: Rows) -> Any:
+        return library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+
+    mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb checks it
     run: Any = library.init(
         dir=str(opening.folder), project=opening.project, name=opening.name, id=opening.identity,
         resume="allow" if mode == "online" else None, mode=mode, config=opening.settings,
@@ -78,13 +81,14 @@ def wandb(opening: Opening) -> Tracker:
     )  # fmt: skip
     return Tracker(
         run.starting_step if run.resumed else 0,
-        lambda step, values: run.log(_with_tables(values, _table_of_wandb), step=step, commit=True),
+        lambda step, values: run.log(_with_tables(values, table), step=step, commit=True),
         lambda failed: run.finish(exit_code=int(failed)),
     )
 
 
 def trackio(opening: Opening) -> Tracker:
     """A run of trackio, in its own database on this machine; it writes a moment later, so a kill can cost a step."""
+    import pandas
     import trackio as library
 
     lacks = opening.sent + 1
@@ -94,26 +98,15 @@ def trackio(opening: Opening) -> Tracker:
     )  # fmt: skip
     return Tracker(
         lacks,
-        lambda step, values: run.log(_with_tables(values, _table_of_trackio), step=step),
+        lambda step, values: run.log(
+            _with_tables(values, lambda rows: library.Table(dataframe=pandas.DataFrame(rows))), step=step
+        ),
         lambda failed: run.finish(),
     )
 
 
 def _with_tables(values: Values, table: Callable[[Rows], Any]) -> dict[str, Any]:
     return {key: table(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-def _table_of_wandb(rows: Rows) -> Any:
-    import wandb as library
-
-    return library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-
-
-def _table_of_trackio(rows: Rows) -> Any:
-    import pandas
-    import trackio as library
-
-    return library.Table(dataframe=pandas.DataFrame(rows))
 
 
 TRACKERS: dict[str, Callable[[Opening], Tracker]] = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}

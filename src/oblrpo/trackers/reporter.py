@@ -89,7 +89,7 @@ class Reporter:
         self._write_note()
 
     def _completions(self, step: int) -> Values:
-        """The table of a step's completions, under TRL's name, where it is asked for and there are any."""
+        """Return a step's completions as a table under TRL's name, if they are logged and there are any."""
         rows = self._folder.read_completions(step) if self._settings.get("log_completions") else []
         return {"completions": [{"step": step} | row for row in rows]} if rows else {}
 

@@ -21,7 +21,7 @@ import torch
 from oblrpo.algorithms import resolve
 from oblrpo.diagnosis import facts_of
 from oblrpo.errors import DivergedError, InputError
-from oblrpo.estimators import BASELINES, depends_on_own_output
+from oblrpo.estimators import BASELINES
 from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
@@ -161,10 +161,10 @@ class Trainer:
             progress.warn(
                 f"the checkpoint of step {step} is damaged ({wrong}) and is now in {aside}: resuming from {self.done}."
             )
-        if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
+        if ":" in self.algorithm.baseline and not BASELINES[self.algorithm.baseline].unbiased:
             progress.warn(
-                f"the baseline {self.algorithm.baseline!r} claims to be unbiased, but changes with the completion that "
-                "it is subtracted from, which biases the gradient. Leave that completion out of it."
+                f"the baseline {self.algorithm.baseline!r} changes with the completion that it is subtracted from, "
+                "which biases the gradient. Leave that completion out of it."
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from oblrpo.checksums import sum_of, sum_of_texts
@@ -16,10 +17,11 @@ from oblrpo.trainer.demonstrations import Demonstration
 
 
 def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], rewards: Rewards) -> dict[str, str]:
-    """Return the SHA-256 of all data and rewards that the settings name, by setting and name.
+    """Return the SHA-256 of all data, rewards and baselines that the settings name, by setting and name.
 
     Of a file it is that of its bytes, of a data set of the hub that of the problems and rows made of it, of a reward
-    that of the file it is written in. Rows of a Python program have theirs in the settings, in their word.
+    or a baseline that of the file it is written in. Rows of a Python program have theirs in the settings, in their
+    word.
     """
     parts: dict[str, Sequence[Any]] = {"sft_data": rows}
     names = {"data": config.task.data, "eval_data": config.task.eval_data, "sft_data": config.warm_start.sft_data}
@@ -39,4 +41,7 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
                 digests[f"{setting} {name}"] = sum_of_texts(rows_as_text)
             else:
                 digests[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))
+    baseline = config.algorithm.baseline
+    if ":" in baseline:  # of the user's own
+        digests[f"baseline {baseline}"] = sum_of(Path(baseline.rpartition(":")[0]))
     return digests | rewards.digests()

@@ -11,7 +11,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationCo
 from sympy.core.evalf import PrecisionExhausted
 from sympy.core.function import AppliedUndef
 
-from oblrpo.tasks.grading.normal import split_top
+from oblrpo.tasks.grading.normal import rewriting, split_top
 from oblrpo.tasks.grading.number import number, tolerance
 
 # Pinned, so that another version's defaults change nothing. Units, boxes and lists are compared before.
@@ -25,18 +25,15 @@ CONVERSION = ConversionConfig(
     lowercase_symbols=False,
 )
 # Names that the parser takes for something else: \gamma for Euler's constant, E_1 for the number e.
-RENAMED = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"\\gamma(?![A-Za-z])", r"\\Upsilon "),
-        (r"(?<![A-Za-z\\])([Ee])\s*_", r"\\Xi_\1_"),
-        (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
-        (r"\\log\s*_\s*(?:e|\{\s*e\s*\})", r"\\ln "),
-        (r"\\sqrt\s*\[(\d*[13579])\]\s*\{\s*-\s*(\d+)\s*\}", r"(-\\sqrt[\1]{\2})"),
-        (r"\\text\{\s*cis\s*\}\s*(\([^()]*\)|\\frac\{[^{}]*\}\{[^{}]*\}|[^\s+*]+)", r"e^{i(\1)}"),
-        (r"(\d+(?:\.\d+)?)\s*\^\\circ", r"(\\frac{\1}{180}\\pi)"),
-    ]
-]
+_renamed = rewriting(
+    (r"\\gamma(?![A-Za-z])", r"\\Upsilon "),
+    (r"(?<![A-Za-z\\])([Ee])\s*_", r"\\Xi_\1_"),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
+    (r"\\log\s*_\s*(?:e|\{\s*e\s*\})", r"\\ln "),
+    (r"\\sqrt\s*\[(\d*[13579])\]\s*\{\s*-\s*(\d+)\s*\}", r"(-\\sqrt[\1]{\2})"),
+    (r"\\text\{\s*cis\s*\}\s*(\([^()]*\)|\\frac\{[^{}]*\}\{[^{}]*\}|[^\s+*]+)", r"e^{i(\1)}"),
+    (r"(\d+(?:\.\d+)?)\s*\^\\circ", r"(\\frac{\1}{180}\\pi)"),
+)
 # What the parser leaves out without a word, so that f'(x) would be f(x), gcd(a, b) 1 and 1+\ldots+n 1+n; words; and
 # what is no number: a transpose, a cross product, an angle ABC, which is not ACB, and a limit of a sequence a_n.
 LEFT_OUT = re.compile(
@@ -78,8 +75,7 @@ def read(text: str) -> Any:
         return sympy.Rational(exact.value.numerator, exact.value.denominator)
     if len(split_top(text, ",")) > 1:
         raise Unreadable("a list")
-    for pattern, replacement in RENAMED:
-        text = pattern.sub(replacement, text)
+    text = _renamed(text)
     if LEFT_OUT.search(text):
         raise Unreadable("primes, dots or words")
     try:
@@ -157,18 +153,18 @@ def _agree(gold: Any, answer: Any) -> bool | None:
 def _points(gold: Any, answer: Any) -> Iterator[dict[Any, Any]]:
     """Yield random values of the symbols; beside floors, factorials, sums and (-1)^n those named i to n are whole."""
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    whole = any(
+    integers = any(
         isinstance(x, STEPS) or (x.is_Pow and x.base.is_negative)
         for formula in (gold, answer)
         for x in sympy.preorder_traversal(formula)
     )
     rng = random.Random(0)
     size = min(10**9, max([1, *(abs(x.p) for x in gold.atoms(sympy.Rational) | answer.atoms(sympy.Rational))]))
-    ranges = [*RANGES, (-2 * size, 2 * size), (size, 9 * size)] * (4 if whole else 1)
+    ranges = [*RANGES, (-2 * size, 2 * size), (size, 9 * size)] * (4 if integers else 1)
     for round_, (low, high) in enumerate(ranges if symbols else ranges[:1]):
         yield {
             x: sympy.Integer(rng.randint(1, min(abs(high), 40)))
-            if whole and (x.name[0] in "ijklmnKMN" or round_ % 2)
+            if integers and (x.name[0] in "ijklmnKMN" or round_ % 2)
             else sympy.Rational(rng.randint(1000 * low + 1, 1000 * high - 1), 1000)
             for x in symbols
         }

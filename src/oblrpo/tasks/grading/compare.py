@@ -3,10 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from oblrpo.tasks.grading.names import assigned, named, numeric, same_function, several_letters, without_domains
-from oblrpo.tasks.grading.normal import closes, key, listed, relational, split_top, tidy, top
+from oblrpo.tasks.grading.normal import closes, in_any_order, key, listed, relational, split_top, tidy, top
 from oblrpo.tasks.grading.number import number, same_number
 from oblrpo.tasks.grading.units import Unit, ratio, without_unit
 from oblrpo.tasks.grading.words import choice, choices, moment, worded
@@ -44,8 +45,9 @@ def equal(golds: Sequence[str], answer: str, algebra: Algebra) -> bool:
     wanted = [tidy(gold) for gold in golds]
     text = tidy(answer)
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
+    same = partial(_same, algebra=algebra)
     # `100,200` may be one number or two; as two, it must be these two.
-    return any(_match(wanted, listed(inner, thousands=whole), algebra) for whole in (True, False))
+    return any(in_any_order(wanted, listed(inner, thousands=thousands), same) for thousands in (True, False))
 
 
 def _same(gold: str, answer: str, algebra: Algebra) -> bool:
@@ -128,7 +130,7 @@ def _same_values(gold: dict[str, str] | str, answer: dict[str, str] | str, algeb
         return False
     wanted, given = (list(side) for side in ((names.values(), items) if names is gold else (items, names.values())))
     if numbered:
-        return _match(wanted, given, algebra)
+        return in_any_order(wanted, given, partial(_same, algebra=algebra))
     return len(wanted) == len(given) and all(_same(*pair, algebra) for pair in zip(wanted, given, strict=True))
 
 
@@ -219,23 +221,10 @@ def _same_groups(gold: Group, answer: Group, algebra: Algebra) -> bool:
     if gold.kind != answer.kind:
         return False
     if not gold.ordered:
-        return _match(gold.items, answer.items, algebra)
+        return in_any_order(gold.items, answer.items, partial(_same, algebra=algebra))
     same_length = len(gold.items) == len(answer.items)
     if gold.kind == "ratio" and not any(item.startswith("0") for item in gold.items + answer.items):  # no time of day
         (first, *rest), (other, *others) = gold.items, answer.items
         crossed = [(rf"({a}) \cdot ({other})", rf"({b}) \cdot ({first})") for a, b in zip(rest, others, strict=False)]
         return same_length and all(algebra(*pair) for pair in crossed)
     return same_length and all(_same(*pair, algebra) for pair in zip(gold.items, answer.items, strict=True))
-
-
-def _match(golds: list[str], answers: list[str], algebra: Algebra) -> bool:
-    """Return whether the answers are the golds in any order; equality is transitive, so the first match will do."""
-    if len(golds) != len(answers):
-        return False
-    left = list(answers)
-    for gold in golds:
-        equal_one = next((answer for answer in left if _same(gold, answer, algebra)), None)
-        if equal_one is None:
-            return False
-        left.remove(equal_one)
-    return True

@@ -3,7 +3,7 @@
 import re
 from itertools import accumulate
 
-from oblrpo.tasks.grading.normal import levels, listed, tidy
+from oblrpo.tasks.grading.normal import levels, listed, rewriting, tidy
 from oblrpo.tasks.grading.prose import MAX_ANSWER, denied, inside, last, sentence
 
 # An answer stands at the end; what comes before this many characters is not read.
@@ -13,23 +13,21 @@ MAX_DEPTH = 30
 # Boxes with more characters than this between them are not parts of one answer.
 MAX_GAP = 300
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-# Here a model goes on with a question of its own.
+# From here on a model writes a question of its own.
 _RUN_ON = re.compile(r"(?<=\S)\s*(?:\n(?:Question|Q|Human|User): |<\|(?:im_end|eot_id|endoftext)\|>)")
 _TAG = re.compile(r"<((?:final_?)?answer)>(.*?)(?=</?\1>|\Z)", re.IGNORECASE | re.DOTALL)
 _TAGS = "s|i|em|u|code|mark|p|div|span|center|h[1-6]"
-_MARKUP = {
-    re.compile(pattern, re.IGNORECASE): replacement
-    for pattern, replacement in {
-        r"~~[^~\n]{1,80}~~|<(s|del)>[^<>]{1,80}</\1>": " ",  # struck out
-        r"</?(?:b|strong)>": "**",
-        r"\\(?:textbf|textit|emph)\{([^{}]{1,80})\}": r"**\1**",
-        r"<br ?/?>": "\n",
-        r"(?<=\d)(km/h|mph|[ckm]m|kg|mg|ml|ft|hrs?|mins?)\b": r" \1",
-        r"<sup>([^<>]{1,20})</sup>": r"^{\1}",
-        rf"<\|\w{{1,30}}\|>|```[a-z]*|`|</?(?:{_TAGS})(?: [a-z]+=[^<>]{{1,80}})?>": "",
-        r"\\(?:begin|end)\{(?:align|equation|gather)(?:ed)?\*?\}": "",
-    }.items()
-}
+_unmarked = rewriting(
+    (r"~~[^~\n]{1,80}~~|<(s|del)>[^<>]{1,80}</\1>", " "),  # struck out
+    (r"</?(?:b|strong)>", "**"),
+    (r"\\(?:textbf|textit|emph)\{([^{}]{1,80})\}", r"**\1**"),
+    (r"<br ?/?>", "\n"),
+    (r"(?<=\d)(km/h|mph|[ckm]m|kg|mg|ml|ft|hrs?|mins?)\b", r" \1"),
+    (r"<sup>([^<>]{1,20})</sup>", r"^{\1}"),
+    (rf"<\|\w{{1,30}}\|>|```[a-z]*|`|</?(?:{_TAGS})(?: [a-z]+=[^<>]{{1,80}})?>", ""),
+    (r"\\(?:begin|end)\{(?:align|equation|gather)(?:ed)?\*?\}", ""),
+    flags=re.IGNORECASE,
+)
 _EMPHASIS = re.compile(r"(?<![A-Za-z0-9_)*}\\])(\*{1,3}|__?)(?=[^\s*{])([^\n]{1,200}?)(?<=[^\s*])\1(?![A-Za-z0-9_({*])")
 # `oxed{`: JSON has read `\b` as a control character.
 _BOX = re.compile(r"(?:\\(?:boxed|fbox|framebox)(?![A-Za-z])|(?<![A-Za-z\\])b?oxed(?=\{))\s*")
@@ -78,7 +76,7 @@ _LETTER = re.compile(
     r"|\b([A-J])(?= is the (?:correct |right )?(?:answer|option|choice))"
 )
 # What is said of an answer that was given before.
-_JUDGED = re.compile(r"(?:(?:in)?correct|right|wrong|reasonable|valid|verified|consistent|clear|unique)\b", re.I)
+_VERDICT = re.compile(r"(?:(?:in)?correct|right|wrong|reasonable|valid|verified|consistent|clear|unique)\b", re.I)
 _STARTS = re.compile(r"[-+\u2212$\u20ac(\\\d](?!\d*[.)]\s)")
 
 
@@ -106,15 +104,15 @@ def is_list(answer: str) -> bool:
 
 def last_box(text: str) -> str | None:
     r"""Return what the last \boxed{} holds that is not empty; None if there is none, or if the last is never closed."""
-    held = (_boxed(text, box.end())[0] for box in reversed(list(_BOX.finditer(text))))
-    return next((box for box in held if box is None or not _PLACEHOLDER.fullmatch(box)), None)
+    contents = (_boxed(text, box.end())[0] for box in reversed(list(_BOX.finditer(text))))
+    return next((box for box in contents if box is None or not _PLACEHOLDER.fullmatch(box)), None)
 
 
 def _find(text: str, several: bool) -> str | None:
     """Return the answer by the first of these ways that finds one: tags, boxes, `####`, "the answer is", the last."""
     tag = next((tag for tag in reversed(list(_TAG.finditer(text))) if not _PLACEHOLDER.fullmatch(tag[2])), None)
     if tag and not _BOX.search(text, tag.end()):
-        answer, end = _boxes(tag[2], several)[0] or _unboxed(tag[2], whole=True), tag.end()
+        answer, end = _boxes(tag[2], several)[0] or _unboxed(tag[2], entire=True), tag.end()
     else:
         answer, end = _boxes(text, several)
         if answer is None:
@@ -140,10 +138,10 @@ def _boxes(text: str, several: bool) -> tuple[str | None, int]:
     start = last = 0
     near = several
     for box in reversed(list(_BOX.finditer(text))):
-        held, end = _boxed(text, box.end())
-        if held is None and not parts:
+        content, end = _boxed(text, box.end())
+        if content is None and not parts:
             return None, 0
-        if held is None or _PLACEHOLDER.fullmatch(held) or denied(text, box.start(), end):
+        if content is None or _PLACEHOLDER.fullmatch(content) or denied(text, box.start(), end):
             if parts:
                 break
             continue
@@ -157,10 +155,10 @@ def _boxes(text: str, several: bool) -> tuple[str | None, int]:
         if not parts and (_OPERATOR.search(text[max(0, start - 10) : start]) or _OPERAND.match(text, end)):
             return None, 0
         name = _NAME.search(text, max(0, start - 20), start)
-        parts.insert(0, (f"{name[1]} = " if name and "=" not in held else "", held))
-    if len({held for _, held in parts}) == 1 and (len(parts) == 1 or not several):
+        parts.insert(0, (f"{name[1]} = " if name and "=" not in content else "", content))
+    if len({content for _, content in parts}) == 1 and (len(parts) == 1 or not several):
         return parts[0][1], last
-    return ", ".join(name + held for name, held in parts), last
+    return ", ".join(name + content for name, content in parts), last
 
 
 def _boxed(text: str, start: int) -> tuple[str | None, int]:
@@ -177,7 +175,7 @@ def _boxed(text: str, start: int) -> tuple[str | None, int]:
     return None, start
 
 
-def _unboxed(text: str, whole: bool = False) -> str | None:
+def _unboxed(text: str, entire: bool = False) -> str | None:
     text, bolds = _without_markup(text)
     for hashes in reversed(list(_HASHES.finditer(text))[-10:]):
         rest = text[hashes.end() :]
@@ -186,9 +184,9 @@ def _unboxed(text: str, whole: bool = False) -> str | None:
             return _corrected(text[end:]) or answer
     for anchor in reversed(list(_ANCHOR.finditer(text))[-10:]):
         answer, end = sentence(text, anchor.end(), bolds)
-        if answer and not _JUDGED.match(answer):
+        if answer and not _VERDICT.match(answer):
             return _corrected(text[end:]) or answer
-    if whole:
+    if entire:
         return sentence(text, 0, bolds)[0]
     if letter := _LETTER.search(text):
         return None if denied(text, letter.start(), letter.end()) else inside(letter)
@@ -197,9 +195,7 @@ def _unboxed(text: str, whole: bool = False) -> str | None:
 
 def _without_markup(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the text without HTML, backticks and emphasis, and where in it what was emphasized begins and ends."""
-    for pattern, replacement in _MARKUP.items():
-        text = pattern.sub(replacement, text)
-    pieces = _EMPHASIS.split(text)
+    pieces = _EMPHASIS.split(_unmarked(text))
     del pieces[1::3]  # the asterisks
     ends = list(accumulate(map(len, pieces)))
     return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=False))

@@ -1,11 +1,27 @@
 """One spelling for the many of LaTeX, and the parts of an answer: lists, brackets, words."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import TypeVar
 
 from oblrpo.tasks.grading.signs import latex_of
+
+T = TypeVar("T")
+
+
+def rewriting(*rules: tuple[str, str], flags: int = 0) -> Callable[[str], str]:
+    """Return a function that puts replacements in the place of patterns, one after the other."""
+    compiled = [(re.compile(pattern, flags), replacement) for pattern, replacement in rules]
+
+    def rewrite(text: str) -> str:
+        for pattern, replacement in compiled:
+            text = pattern.sub(replacement, text)
+        return text
+
+    return rewrite
+
 
 _FUNCTIONS = "(?:arc|a)?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|ln|log|max|min|gcd"
 _PRICE = r"(-?\d(?:(?:[\d.,]|\{,\})*\d)?)(?=\s*(?:\.?$|\\text)|\s[a-z]{2})"
@@ -14,118 +30,91 @@ _COMMANDS = r"""
 [dtc]frac \\frac; degrees? ^\\circ; lbrace \\{; rbrace \\}; l(?:angle|paren) (; r(?:angle|paren) ); lbrack [; rbrack ]
 ; [lr]?vert |; colon :; lt <; gt >; R \\mathbb{R}; (?:dots[cbmio]?|cdots) \\ldots
 """
-_SUBSTITUTIONS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        # JSON within JSON
-        (
-            r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|text|math|begin|end|pi|infty|cup|cdot|times|[lg]eq?)|[{}])",
-            r"\\",
-        ),
-        (r"^\s*(['\"`])(.*)\1\s*$", r"\2"),
-        # lines
-        (r"\\\\\[[^\]]{0,9}\]|\\cr(?![A-Za-z])", r"\\\\"),
-        (
-            r"(?:\\left\s*)?\\\{\s*\\begin\{(aligned|gathered|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}"
-            r"(?:\s*\\right\s*\.)?",
-            r"\\begin{cases}\2\\end{cases}",
-        ),
-        (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\{[lcr| ]*\})?", r"\\\1{matrix}"),
-        (r"\\(?:begin|end)\{(?:align(?:ed|at)?|gather(?:ed)?|equation|split|math|displaymath|center)\*?\}", " "),
-        # what changes the looks alone
-        (r"\\(?:text)?color(?:\[[^\]{}]*\])?\s*\{[^{}]*\}|\\fcolorbox\{[^{}]*\}\{[^{}]*\}|\\colorbox\{[^{}]*\}", ""),
-        (
-            r"\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|hline|nonumber|boxed"
-            r"|fbox|underline|bm|boldsymbol|pmb|large|Large|small|normalsize|rm|bf|it|bold)(?![A-Za-z])",
-            " ",
-        ),
-        (r"\\!\s*", ""),  # before the spaces: `20,\! 160` is one number
-        (r"(?<=\d)(?:\\[,; ]|\{ \}|\{\\,\}|~)(?=\d{3}(?!\d))", ""),
-        # a price alone: the sign is a unit; elsewhere it is left out
-        *(
-            (rf"^\s*([-+]?)\s*{sign}\s*{_PRICE}(?=[^$]*$)", rf"\1\2\\text{{ {name}}}")
-            for sign, name in (
-                (r"(?:US)?\\?[$]", "dollars"),
-                ("\u20ac", "euros"),
-                ("\u00a3", "pounds"),
-                ("[\u00a5\uffe5]", "yuan"),
-            )
-        ),
-        (r"(?<=\d)\s*\u20ac$", r"\\text{ euros}"),
-        (r"\\?[$]|\u20ac|\u00a3", " "),
-        (r"(?<!\\)\\(?:[,;: ()\[\]]|q?quad(?![A-Za-z]))|~", " "),
-        (
-            r"\\(?:mbox|text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt)|operatorname)(?![A-Za-z])\*?\s*",
-            r"\\text",
-        ),
-        (rf"\\text\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1"),
-        (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
-        *((rf"\\{name}(?![A-Za-z])", sign) for name, sign in map(str.split, _COMMANDS.split(";"))),
-        (r"(?<=\d)\{([:.;,])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
-        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
-        *(
-            (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}?\}}?$", f"_{base}")
-            for base, word in enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 2)
-        ),
-        # relations and sets
-        (r"[:=]=", "="),
-        (r"<=|=<|\\l(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\le "),
-        (r">=|\\g(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\ge "),
-        (r"!=|/=|\\neq(?![A-Za-z])|\\not\s*=|\\not\{=\}", r"\\ne "),
-        (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
-        (r"\\(?:smallsetminus|backslash)(?![A-Za-z])|-(?=\s*\\\{)", r"\\setminus "),
-        (r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\(?:mathbb|Bbb|mathds)\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC]))", r"\\mathbb{\1\2}"),
-        (r"\\in\s*(?:\\text\{([RZNQ])\}|([RZNQ])(?!\w))", r"\\in \\mathbb{\1\2}"),
-        # between conditions alone: of statements, `p \lor q` is no list
-        (r"\\(?:lor|vee)(?![A-Za-z])(?=.*(?:[<>=]|\\[lg]e))", r"\\text{ or }"),
-        (r"\\(?:land|wedge)(?![A-Za-z])(?=.*(?:[<>=]|\\[lg]e))", r"\\text{ and }"),
-        (r"(^|[\[(,;=<>]|\\(?:le|ge|ne)(?![A-Za-z]))\s*\+(?=\s*[\w.\\])", r"\1 "),
-        (r"^\s*(?:=|\\(?:therefore|Rightarrow|implies|approx)(?![A-Za-z]))(?!=)", ""),
-        (
-            r"^\\text\{[^{}]*(?::|\b(?:is|are|equals|interval))\s*\}\s*(?=\S)"
-            r"|^[Tt]he answer is |^[A-Za-z][A-Za-z ]{2,30}: (?=\S)",
-            "",
-        ),
-        (r"\.\.\.+|\u2026", r"\\ldots "),
-        (
-            r"^(?:\\text\{)?\s*all real(?:s| numbers?)(?: x)?,? (?:except|other than|but)(?: for)?\s*\}?(?: x ?=)?(.+)",
-            r"\\mathbb{R} \\setminus \\{\1\\}",
-        ),
-        (r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":"),
-        (r"(?<![A-Za-z\\])abs\s*\(([^()]*)\)", r"|\1|"),
-        (r"(?<![A-Za-z\\_])C\s*(?:\((\d+), ?(\d+)\)|_\{?(\d+)\}?\^\{?(\d+)\}?)", r"\\binom{\1\3}{\2\4}"),
-        (r"(?<=[\d}])\s*([\u4e00-\u9fff]{1,6})$", r"\\text{\1}"),
-        (r"\*\*", "^"),
-        (r"\^\s*-\s*(\w+)", r"^{-\1}"),
-        # Greek and functions that programs write without a backslash, numpy's among them
-        (r"\bnp\.", ""),
-        (r"(?<![A-Za-z])\\?sqrt\s*(\[\d\])?(?:\s*\(([^()]*)\)|\s+(\d+))", r"\\sqrt\1{\2\3}"),
-        (rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|infty|sqrt|{_GREEK})(?![A-Za-z])", r"\\\1"),
-        (r"\\a(sin|cos|tan)(?![A-Za-z])", r"\\arc\1"),
-        (r"\s+", " "),
-    ]
-]
+_one_spelling = rewriting(
+    # JSON within JSON
+    (r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|text|math|begin|end|pi|infty|cup|cdot|times|[lg]eq?)|[{}])", r"\\"),
+    (r"^\s*(['\"`])(.*)\1\s*$", r"\2"),
+    # lines
+    (r"\\\\\[[^\]]{0,9}\]|\\cr(?![A-Za-z])", r"\\\\"),
+    (r"(?:\\left\s*)?\\\{\s*\\begin\{(aligned|gathered|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}"
+     r"(?:\s*\\right\s*\.)?", r"\\begin{cases}\2\\end{cases}"),
+    (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\{[lcr| ]*\})?", r"\\\1{matrix}"),
+    (r"\\(?:begin|end)\{(?:align(?:ed|at)?|gather(?:ed)?|equation|split|math|displaymath|center)\*?\}", " "),
+    # what changes the looks alone
+    (r"\\(?:text)?color(?:\[[^\]{}]*\])?\s*\{[^{}]*\}|\\fcolorbox\{[^{}]*\}\{[^{}]*\}|\\colorbox\{[^{}]*\}", ""),
+    (r"\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|hline|nonumber|boxed"
+     r"|fbox|underline|bm|boldsymbol|pmb|large|Large|small|normalsize|rm|bf|it|bold)(?![A-Za-z])", " "),
+    (r"\\!\s*", ""),  # before the spaces: `20,\! 160` is one number
+    (r"(?<=\d)(?:\\[,; ]|\{ \}|\{\\,\}|~)(?=\d{3}(?!\d))", ""),
+    # a price alone: the sign is a unit; elsewhere it is left out
+    *(
+        (rf"^\s*([-+]?)\s*{sign}\s*{_PRICE}(?=[^$]*$)", rf"\1\2\\text{{ {name}}}")
+        for sign, name in (
+            (r"(?:US)?\\?[$]", "dollars"),
+            ("\u20ac", "euros"),
+            ("\u00a3", "pounds"),
+            ("[\u00a5\uffe5]", "yuan"),
+        )
+    ),
+    (r"(?<=\d)\s*\u20ac$", r"\\text{ euros}"),
+    (r"\\?[$]|\u20ac|\u00a3", " "),
+    (r"(?<!\\)\\(?:[,;: ()\[\]]|q?quad(?![A-Za-z]))|~", " "),
+    (r"\\(?:mbox|text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt)|operatorname)(?![A-Za-z])\*?\s*", r"\\text"),
+    (rf"\\text\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1"),
+    (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
+    *((rf"\\{name}(?![A-Za-z])", sign) for name, sign in map(str.split, _COMMANDS.split(";"))),
+    (r"(?<=\d)\{([:.;,])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
+    (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
+    *(
+        (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}?\}}?$", f"_{base}")
+        for base, word in enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 2)
+    ),
+    # relations and sets
+    (r"[:=]=", "="),
+    (r"<=|=<|\\l(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\le "),
+    (r">=|\\g(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\ge "),
+    (r"!=|/=|\\neq(?![A-Za-z])|\\not\s*=|\\not\{=\}", r"\\ne "),
+    (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
+    (r"\\(?:smallsetminus|backslash)(?![A-Za-z])|-(?=\s*\\\{)", r"\\setminus "),
+    (r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+    (r"\\(?:mathbb|Bbb|mathds)\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC]))", r"\\mathbb{\1\2}"),
+    (r"\\in\s*(?:\\text\{([RZNQ])\}|([RZNQ])(?!\w))", r"\\in \\mathbb{\1\2}"),
+    # between conditions alone: of statements, `p \lor q` is no list
+    (r"\\(?:lor|vee)(?![A-Za-z])(?=.*(?:[<>=]|\\[lg]e))", r"\\text{ or }"),
+    (r"\\(?:land|wedge)(?![A-Za-z])(?=.*(?:[<>=]|\\[lg]e))", r"\\text{ and }"),
+    (r"(^|[\[(,;=<>]|\\(?:le|ge|ne)(?![A-Za-z]))\s*\+(?=\s*[\w.\\])", r"\1 "),
+    (r"^\s*(?:=|\\(?:therefore|Rightarrow|implies|approx)(?![A-Za-z]))(?!=)", ""),
+    (r"^\\text\{[^{}]*(?::|\b(?:is|are|equals|interval))\s*\}\s*(?=\S)"
+     r"|^[Tt]he answer is |^[A-Za-z][A-Za-z ]{2,30}: (?=\S)", ""),
+    (r"\.\.\.+|\u2026", r"\\ldots "),
+    (r"^(?:\\text\{)?\s*all real(?:s| numbers?)(?: x)?,? (?:except|other than|but)(?: for)?\s*\}?(?: x ?=)?(.+)",
+     r"\\mathbb{R} \\setminus \\{\1\\}"),
+    (r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":"),
+    (r"(?<![A-Za-z\\])abs\s*\(([^()]*)\)", r"|\1|"),
+    (r"(?<![A-Za-z\\_])C\s*(?:\((\d+), ?(\d+)\)|_\{?(\d+)\}?\^\{?(\d+)\}?)", r"\\binom{\1\3}{\2\4}"),
+    (r"(?<=[\d}])\s*([\u4e00-\u9fff]{1,6})$", r"\\text{\1}"),
+    (r"\*\*", "^"),
+    (r"\^\s*-\s*(\w+)", r"^{-\1}"),
+    # Greek and functions that programs write without a backslash, numpy's among them
+    (r"\bnp\.", ""),
+    (r"(?<![A-Za-z])\\?sqrt\s*(\[\d\])?(?:\s*\(([^()]*)\)|\s+(\d+))", r"\\sqrt\1{\2\3}"),
+    (rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|infty|sqrt|{_GREEK})(?![A-Za-z])", r"\\\1"),
+    (r"\\a(sin|cos|tan)(?![A-Za-z])", r"\\arc\1"),
+    (r"\s+", " "),
+)  # fmt: skip
 _SPACED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _FRENCH = re.compile(r"([\[\]])([^\[\]]+?[,;][^\[\]]+?)([\[\]])")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|setminus|cap|cup|emptyset|mathbb)(?![A-Za-z])")
 _BUILDER = re.compile(r"\\\{\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:\||:|\\mid(?![A-Za-z])|\\in(?![A-Za-z]))")
-_PHRASES = [
-    (re.compile(phrase), latex)
-    for phrase, latex in [
-        (
-            r"(?:[a-z] (?:is|can be) )?(?:the set of )?(?:all|any)(?: the)? real(?:s| numbers?| values of)?(?: [a-z])?",
-            r"\mathbb{R}",
-        ),
-        (
-            r"(?:the )?empty set|(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|\u7a7a\u96c6|\u65e0\u89e3",
-            r"\emptyset",
-        ),
-        (r"(?:the set of )?(?:all|any)(?: the)? integers?", r"\mathbb{Z}"),
-        (r"(?:positive )?infinity", r"\infty"),
-        (r"(?:negative |minus |-)infinity", r"-\infty"),
-    ]
-]
+_PHRASES = {
+    r"(?:[a-z] (?:is|can be) )?(?:the set of )?(?:all|any)(?: the)? real(?:s| numbers?| values of)?(?: [a-z])?":
+        r"\mathbb{R}",
+    r"(?:the )?empty set|(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|\u7a7a\u96c6|\u65e0\u89e3":
+        r"\emptyset",
+    r"(?:the set of )?(?:all|any)(?: the)? integers?": r"\mathbb{Z}",
+    r"(?:positive )?infinity": r"\infty",
+    r"(?:negative |minus |-)infinity": r"-\infty",
+}  # fmt: skip
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])")
 AND = re.compile(r"\\text\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z])")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
@@ -134,10 +123,7 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 @lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
     """Return the text with one spelling for fractions, spaces, delimiters and functions, where there are many."""
-    text = latex_of(text)
-    for pattern, replacement in _SUBSTITUTIONS:
-        text = pattern.sub(replacement, text)
-    text = text.strip().rstrip(".,;:").strip()
+    text = _one_spelling(latex_of(text)).strip().rstrip(".,;:").strip()
     while wrapped := _wrapping(text):
         text = text[wrapped:-1].strip().rstrip(".")
     if r"\begin" not in text:
@@ -148,7 +134,7 @@ def tidy(text: str) -> str:
     if min(level) < 0 or level[-1]:  # `]2,5[`
         text = _FRENCH.sub(lambda m: ("[" if m[1] == "[" else "(") + m[2] + ("]" if m[3] == "]" else ")"), text)
     plain = " ".join(unworded(text).split()).strip(" .").casefold()
-    return next((latex for phrase, latex in _PHRASES if phrase.fullmatch(plain)), text)
+    return next((latex for phrase, latex in _PHRASES.items() if re.fullmatch(phrase, plain)), text)
 
 
 def _wrapping(text: str) -> int:
@@ -156,8 +142,8 @@ def _wrapping(text: str) -> int:
     if text.startswith("{") and closes(text) == len(text) - 1:
         return 1
     opening = len(r"\text{")
-    whole = text.startswith(r"\text{") and closes(text[opening - 1 :]) == len(text) - opening
-    return opening if whole and re.search(r"\d", text[opening:-1]) else 0
+    around = text.startswith(r"\text{") and closes(text[opening - 1 :]) == len(text) - opening
+    return opening if around and re.search(r"\d", text[opening:-1]) else 0
 
 
 @lru_cache(maxsize=4096)
@@ -219,6 +205,19 @@ def listed(text: str, *, thousands: bool) -> list[str]:
         signs = ("+", "-") if item.count(r"\pm") == 1 and not grouped else ("",)
         items += [item.replace(r"\pm", sign) if sign else item for sign in signs]
     return [item.strip().removeprefix("+").strip() for item in items]
+
+
+def in_any_order(golds: Sequence[T], answers: Sequence[T], same: Callable[[T, T], bool]) -> bool:
+    """Return whether the answers are the golds in any order; equality is transitive, so the first match will do."""
+    if len(golds) != len(answers):
+        return False
+    left = list(answers)
+    for gold in golds:
+        place = next((place for place, answer in enumerate(left) if same(gold, answer)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True
 
 
 def unworded(text: str) -> str:

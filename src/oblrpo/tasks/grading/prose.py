@@ -40,9 +40,9 @@ _PLAIN = re.compile(
     re.ASCII,
 )
 _LARGER = r"(?:feet|foot|pounds?|yards?|hours?|minutes?|years?|weeks?|days?|dollars?)\b"
-# A formula that is not the whole: of a longer one (`5 \sqrt{2}`), a list, a range, a mixed number, or words that
+# A formula that is not complete: of a longer one (`5 \sqrt{2}`), a list, a range, a mixed number, or words that
 # change its value (`2 thirds`, `5 feet 3 inches`).
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     r"\s*(?:[-+*^=\\<>\u6216\u4e07\u4ebf\u500d\u6298\u00bc-\u00be\u2153-\u215e]|/(?![a-z]{2})|\$(?![\s.,]|$)"
     r"|[x\u00d7\u00b7]\b|\d|[:;]\s*[-\d$\\(]|(?:,|,? ?and)\s*[-\d$\\(]|,? ?\(?or\b|(?:with )?remainder"
     r"|and (?:a|one|two|three) (?:half|third|quarter)|is (?:not|wrong)\b"
@@ -109,7 +109,7 @@ def sentence(text: str, start: int, bolds: list[tuple[int, int]]) -> tuple[str |
     number = _PLAIN.match(text, start, stop)
     prose = len(_WORDS.findall(line))
     if number and _NUMERIC.search(number[0]):
-        return ((prose or number.end() >= until) and _whole(text, number)) or line, number.end()
+        return ((prose or number.end() >= until) and _complete(text, number)) or line, number.end()
     if formula and formula.start() <= until:
         return _joined(text, formula) or line, formula.end()
     return (prose > 1 and last(text, bolds, start, until)) or line, until
@@ -136,20 +136,20 @@ def last(text: str, bolds: list[tuple[int, int]], start: int, end: int) -> str |
         numbers.pop()
     found, until = (numbers[-1].start(), numbers[-1].end()) if numbers else (after, after)
     for begins, ends in reversed([bold for bold in bolds if start <= bold[0] and bold[1] <= end]):
-        held = text[begins:ends]
-        if _LABEL.fullmatch(held) or text.startswith(":", ends) or _BULLET.fullmatch(text, begins - 1, ends):
+        content = text[begins:ends]
+        if _LABEL.fullmatch(content) or text.startswith(":", ends) or _BULLET.fullmatch(text, begins - 1, ends):
             continue
         if any(beside.search(text[max(0, begins - 60) : begins]) for beside in (_ASIDE, _DENIED)):
             continue
-        value = bool(_NUMERIC.search(held) or _MATH.search(held))
+        value = bool(_NUMERIC.search(content) or _MATH.search(content))
         if not _BREAK.search(text, *((ends, found) if found > ends else (until, begins))):
             if value:
-                return last(text, [], start, ends if found > ends else end) or (held if " " in held else None)
+                return last(text, [], start, ends if found > ends else end) or (content if " " in content else None)
             if until <= begins and ends - begins < 60:
-                return held
+                return content
         break
     if numbers:
-        return None if _COUNTER.search(text[max(0, found - 24) : found]) else _whole(text, numbers[-1])
+        return None if _COUNTER.search(text[max(0, found - 24) : found]) else _complete(text, numbers[-1])
     return _joined(text, formulas[0]) if formulas else None
 
 
@@ -170,7 +170,7 @@ def _joined(text: str, formula: "re.Match[str]") -> str | None:
     return ", ".join(parts) if len(parts) > 1 else _with_measure(text, parts[0], formula.end())
 
 
-def _whole(text: str, number: "re.Match[str]") -> str | None:
+def _complete(text: str, number: "re.Match[str]") -> str | None:
     """Return the number or formula if nothing beside it changes it, with its unit; of `9 * 2 = 18` the last side."""
     before = text[max(0, number.start() - 60) : number.start()]
     value, (*sums, last) = number[0], re.split(r"(?<![<>!])=", number[0])
@@ -179,7 +179,7 @@ def _whole(text: str, number: "re.Match[str]") -> str | None:
         value = last.strip()
     elif _COMES_FROM.search(before) or _DENIED.search(before) or text.startswith(" if ", number.end()):
         return None
-    if any(changes.match(text, number.end()) for changes in (_REFUSED, _GOES_ON)) or re.fullmatch(
+    if any(changes.match(text, number.end()) for changes in (_REFUSED, _CONTINUES)) or re.fullmatch(
         r"\d+[-\u2013]\d+", value
     ):
         return None

@@ -10,7 +10,7 @@ import sympy
 from sympy.core.function import AppliedUndef
 
 from oblrpo.tasks.grading.algebra import Unreadable, read, same_formula
-from oblrpo.tasks.grading.normal import closes, key, listed, relational, split_top, top
+from oblrpo.tasks.grading.normal import closes, in_any_order, key, listed, relational, split_top, top
 
 _REALS, _INFINITY, _POINT = sympy.S.Reals, sympy.oo, sympy.Symbol("point", real=True)
 _RELATIONS = {
@@ -51,10 +51,10 @@ def same(gold: str, answer: str) -> bool:
             if max(map(len, names)) > 1:
                 raise _Several
         except _Several:
-            return _same_relations(_relations(gold), _relations(answer))
+            return in_any_order(_relations(gold), _relations(answer), _same_relation)
         return len(names[0] | names[1]) < 2 and _same_sets(wanted, given)
     if "=" in top(gold) and "=" in top(answer):
-        return _same_relations(_relations(gold), _relations(answer))
+        return in_any_order(_relations(gold), _relations(answer), _same_relation)
     if "matrix}" in gold + answer:
         one, other = read(gold).doit(), read(answer).doit()
         return bool(one.shape == other.shape and (one - other).applyfunc(sympy.simplify).is_zero_matrix)
@@ -68,22 +68,22 @@ def _same_sets(gold: sympy.Set, answer: sympy.Set) -> bool:
 def _set(text: str, names: set[str]) -> sympy.Set:
     """Return the real numbers that a condition or a set allows, and add the name of its variable, if any, to names."""
     text = text.strip()
-    whole = text.startswith(r"\{") and closes(text[1:]) == len(text) - 2
-    if (whole or text[0] != "\\") and (built := _BUILDER.fullmatch(text)):
+    braced = text.startswith(r"\{") and closes(text[1:]) == len(text) - 2
+    if (braced or text[0] != "\\") and (built := _BUILDER.fullmatch(text)):
         bound = {key(built[1])}
         condition = _set(built[3], bound)
         if len(bound) > 1:
             raise _Several
         return sympy.Intersection(condition, _set(built[2], set()) if built[2] else _REALS)
-    pieces = [text] if whole else _OR.split(text)
+    pieces = [text] if braced else _OR.split(text)
     if len(pieces) == 1 and all(_signs(piece) for piece in split_top(text, r"\cup")):
         pieces = split_top(text, r"\cup")
     if len(pieces) > 1:
         return sympy.Union(*(_set(piece, names) for piece in pieces))
-    if len(pieces := [text] if whole else _AND.split(text)) > 1:
+    if len(pieces := [text] if braced else _AND.split(text)) > 1:
         sets = [_set(piece, names) for piece in pieces]
         return sympy.Intersection(*sets) if any(map(_signs, pieces)) else sympy.Union(*sets)
-    if not whole and len(pieces := listed(text, thousands=True)) > 1:
+    if not braced and len(pieces := listed(text, thousands=True)) > 1:
         return _of_list(pieces, names)
     if signs := _signs(text):
         return _of_chain(text, signs, names)
@@ -170,16 +170,6 @@ def _relations(text: str) -> list[tuple[str, Any, Any]]:
             one, other = (right, left) if turned else (left, right)
             relations.append(({"<": ">", r"\le": r"\ge"}.get(sign[0], sign[0]), sympy.expand(one - other), one))
     return relations
-
-
-def _same_relations(gold: list[tuple[str, Any, Any]], answer: list[tuple[str, Any, Any]]) -> bool:
-    left = list(answer)
-    for relation in gold:
-        same_one = next((other for other in left if _same_relation(relation, other)), None)
-        if same_one is None:
-            return False
-        left.remove(same_one)
-    return not left
 
 
 def _same_relation(gold: tuple[str, Any, Any], answer: tuple[str, Any, Any]) -> bool:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
+from oblrpo.tasks.grading.normal import rewriting
 from oblrpo.tasks.grading.number import number
 
 
@@ -81,28 +82,25 @@ _HEAD = re.compile(
 )
 _MARK = re.compile(r"(?<![_^{ ])\s*(?:\\text\{|\\frac\{\\text|\^\\circ|\\Omega|\\mu\s*\\text|\\in$)")
 _PHRASE = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d_]|[-/().,\s]|(?<=[a-z])'|\^ ?-?\d|(?<=[a-z])[23](?!\d))*")
-_FLAT = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"\^\\circ\s*(?:\\text\{\s*)?([CF])(?![A-Za-z])", r" degree \1"),
-        (r"\^\\circ", " degree "),
-        (r"\\frac\{(?:\\text)?\{?([^{}]*)\}?\}\{(?:\\text)?\{?([^{}]*)\}?\}", r" \1/\2 "),
-        (r"\\mu\s*(?:\\text)?\{?", "μ"),
-        (r"\\Omega", "Ω"),
-        (r"\\(min|in)(?![A-Za-z])", r" \1"),  # as the tidy text has it
-        (r"\\(?:text|cdot|times)(?![A-Za-z])|[*·]", " "),
-        (r"[{}]", ""),
-        (r"degrees? (?:C(?![A-Za-z])|[Cc]elsius)", "celsius"),
-        (r"degrees? (?:F(?![A-Za-z])|[Ff]ahrenheit)", "fahrenheit"),
-        (r"(?<=[a-z]) squared", "^2"),
-        (r"(?<=[a-z]) cubed", "^3"),
-        (r"below zero", "belowzero"),
-        (r"平方", " square "),
-        (r"立方", " cubic "),
-        (r"每", "/"),
-        (r"([百千万亿])(?![米克瓦升])", r" \1 "),
-    ]
-]
+_flat = rewriting(
+    (r"\^\\circ\s*(?:\\text\{\s*)?([CF])(?![A-Za-z])", r" degree \1"),
+    (r"\^\\circ", " degree "),
+    (r"\\frac\{(?:\\text)?\{?([^{}]*)\}?\}\{(?:\\text)?\{?([^{}]*)\}?\}", r" \1/\2 "),
+    (r"\\mu\s*(?:\\text)?\{?", "μ"),
+    (r"\\Omega", "Ω"),
+    (r"\\(min|in)(?![A-Za-z])", r" \1"),  # as the tidy text has it
+    (r"\\(?:text|cdot|times)(?![A-Za-z])|[*·]", " "),
+    (r"[{}]", ""),
+    (r"degrees? (?:C(?![A-Za-z])|[Cc]elsius)", "celsius"),
+    (r"degrees? (?:F(?![A-Za-z])|[Ff]ahrenheit)", "fahrenheit"),
+    (r"(?<=[a-z]) squared", "^2"),
+    (r"(?<=[a-z]) cubed", "^3"),
+    (r"below zero", "belowzero"),
+    (r"平方", " square "),
+    (r"立方", " cubic "),
+    (r"每", "/"),
+    (r"([百千万亿])(?![米克瓦升])", r" \1 "),
+)
 
 
 class Unit(NamedTuple):
@@ -160,8 +158,7 @@ def ratio(gold: Unit, answer: Unit) -> Fraction | None:
 
 def _phrase(text: str, *, bare: bool) -> tuple[Fraction, str, Unit] | None:
     """Return the factor, the form and the unit of the words after a number; None if these are no unit."""
-    for pattern, replacement in _FLAT:
-        text = pattern.sub(replacement, text)
+    text = _flat(text)
     if not _PHRASE.fullmatch(text):
         return None
     factor, form, sign, power = Fraction(1), "{}", 1, 1

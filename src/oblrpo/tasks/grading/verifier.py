@@ -69,12 +69,12 @@ class MathVerifier:
 
     def compare(self, golds: Sequence[tuple[str, ...]], answers: Sequence[str | None]) -> list[Verdict]:
         """Return a verdict for each answer, extracted before; None is unparsable."""
-        asked = list(dict.fromkeys((g, a) for g, a in zip(golds, answers, strict=True) if a is not None))
+        pairs = dict.fromkeys((g, a) for g, a in zip(golds, answers, strict=True) if a is not None)
         verdicts = {}
-        for pair in asked:
+        for pair in pairs:
             with suppress(NeedsAlgebra):  # numbers and structure decide most of them
                 verdicts[pair] = Verdict(equal(*pair, _needs_algebra), "ok", pair[1])
-        hard = [pair for pair in asked if pair not in verdicts]
+        hard = [pair for pair in pairs if pair not in verdicts]
         verdicts.update(zip(hard, self._ask(hard), strict=True))
         nothing = Verdict(False, "unparsable", "")
         return [nothing if a is None else verdicts[g, a] for g, a in zip(golds, answers, strict=True)]
