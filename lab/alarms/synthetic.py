@@ -3,7 +3,7 @@
 A healthy run has a policy whose chance of success differs between prompts (a Beta distribution, whose mean rises), P
 prompts a step with G completions each: rewards, their spread and the share of prompts that agree are drawn, and so have
 their true noise. Entropy falls while it learns, length drifts, gradient norms are log-normal, KL to the reference grows
-with what was learned. An illness changes some columns after its onset; the rest goes on as it would.
+with what was learned. An illness changes some columns after its onset; the rest continues as it would.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ from oblrpo.step.scoring import score
 from oblrpo.tables.algorithms import Algorithm
 from oblrpo.tasks import Problem
 
+NO_SIGNAL = dict.fromkeys(("lr_factor", "snr", "n_snr", "signal2", "trace_cov"), 0.0)
+"""The metrics of a step that has no signal, and so makes no update."""
+
 
 @dataclass
 class Algorithm1:

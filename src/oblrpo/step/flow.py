@@ -348,7 +348,3 @@ class Update:
     """The KL that the schedule meant the update to take; NaN where it has no such aim."""
     further: dict[str, float] = field(default_factory=dict)
     """Metrics of some steps: the variance ledger, how well proxies agree with exact norms, the sampler's mismatch."""
-
-
-NO_SIGNAL = dict.fromkeys(("lr_factor", "snr", "n_snr", "signal2", "trace_cov"), 0.0)
-"""The metrics of a step that has no signal, and so makes no update."""

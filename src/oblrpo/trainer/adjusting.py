@@ -1,4 +1,4 @@
-"""The numbers of a run that nobody has asked for give way to what is there; one that somebody asked for is refused."""
+"""Settings that the user did not give adjust to data and model; one that was given and does not fit is refused."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def adjust(
             )
         now["tokens_per_micro_batch"] = needed
     bent = {name: reason for name, reason in why.items() if now[name] != before[name]}
-    said = {name: f"{name} {now[name]} instead of {before[name]} ({reason})" for name, reason in bent.items()}
-    words = "; ".join((said | {name: why[name] for name in bent if name == "heldout_fraction"}).values())
+    sentences = {name: f"{name} {now[name]} instead of {before[name]} ({reason})" for name, reason in bent.items()}
+    words = "; ".join((sentences | {name: why[name] for name in bent if name == "heldout_fraction"}).values())
     # What not setting chat does stands in the head of the run.
     config = with_settings(config, {name: now[name] for name in bent} | {"chat": bool(now["chat"])}, "", ())
     return config, heldout, longest, f"adjusted   {words}\n" if words else ""

@@ -52,8 +52,8 @@ def demonstrations_of(
     warm, seed = config.warm_start, config.run.seed
     if not rows:
         return Demonstrations(warm.warm_start_steps, _batches_of(config, task), f"demonstrations of {task.name}")
-    held = {problem.key for problem in heldout}
-    kept = [row for row in rows if row.key not in held]
+    left_out = {problem.key for problem in heldout}
+    kept = [row for row in rows if row.key not in left_out]
     notes = []
     if dropped := len(rows) - len(kept):
         notes.append(f"{dropped} of {len(rows)} rows of sft_data have held-out prompts; they are left out.")
@@ -108,8 +108,8 @@ def _completion(row: dict[str, Any], place: str) -> str:
         raise InputError(
             f"{place}: column '{COMPLETION}' must be text or one message of the assistant, which follows the prompt."
         )
-    if said := [key for key in value[0] if key in SAID and value[0][key]]:
-        raise InputError(f"{place}: the message of column '{COMPLETION}' has {said[0]!r}; only text can be learned.")
+    if further := [key for key in value[0] if key in SAID and value[0][key]]:
+        raise InputError(f"{place}: the message of column '{COMPLETION}' has {further[0]!r}; only text can be learned.")
     return text_of(value[0], "content", f"{place}: the message of column '{COMPLETION}'")
 
 

@@ -33,7 +33,7 @@ from oblrpo.trainer.task import drop_long_prompts, task_of
 BATCHES, LEAST = 4, 32
 MOST = 1 << 15
 """Completions of a batch: the inner products of all their scores are 8 GB."""
-FAR = 2_000_000
+FIRST_STEP = 2_000_000
 """The look's prompts are those of steps from this one on, which no run reaches."""
 
 
@@ -138,8 +138,8 @@ class Looks:
     """Looks at several policies of one run, the newest first, and the mean of their N SNR."""
 
     policies: tuple[Look, ...]
-    asked: int
-    """Policies that were asked for; there may be fewer."""
+    requested: int
+    """Policies that were requested; there may be fewer."""
 
     @property
     def n_snr(self) -> Mean:
@@ -157,9 +157,9 @@ class Looks:
 
     def __str__(self) -> str:
         newest, found, lines = self.policies[0], self.n_snr, []
-        if len(self.policies) < self.asked:
+        if len(self.policies) < self.requested:
             lines.append(
-                f"Only {len(self.policies)} of the {self.asked} checkpoints asked for are there, undamaged "
+                f"Only {len(self.policies)} of the {self.requested} requested checkpoints are there, undamaged "
                 "(oblrpo train --save-total-limit keeps more)."
             )
         if found.n > 1:
@@ -229,14 +229,14 @@ def _whole_steps(folder: RunFolder, most: int) -> list[int]:
 def _batches(
     folder: RunFolder, step: int, task: Task, rewards: Rewards, config: TrainConfig, size: int, first: int
 ) -> list[_Batch]:
-    """Measure one policy on the prompts of the steps from FAR + `first` on."""
+    """Measure one policy on the prompts of the steps from FIRST_STEP + `first` on."""
     policy = load_checkpoint(folder.checkpoint(step), config)
     drop_long_prompts(task, policy, config.task.max_prompt_length)
     set_threads(config.run.threads, policy)
     learner = make_learner(policy, rewards, config)
     learner.load_state_dict(load_state(folder.checkpoint(step)), str(folder.path))
     numbers = range(first, first + BATCHES)
-    found = [_batch(learner, task.train_batch(FAR + number, size), config, number) for number in numbers]
+    found = [_batch(learner, task.train_batch(FIRST_STEP + number, size), config, number) for number in numbers]
     batches = [batch for batch in found if batch is not None]
     if len(batches) < 2:
         raise InputError(f"{folder.path}, step {step}: too few completions have a reward; check the reward's errors.")
@@ -252,7 +252,7 @@ class _Batch:
 
 def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: int) -> _Batch | None:
     """Sample and score a batch; None where fewer than two of its prompts have rewards."""
-    torch.manual_seed(seed_of(config.run.seed, FAR + number))
+    torch.manual_seed(seed_of(config.run.seed, FIRST_STEP + number))
     sampled = learner.sample(problems)
     core = learner.core
     taken = learner.ledger.take(core.batch(sampled), core.baseline.prior, number, learner.weights(sampled))

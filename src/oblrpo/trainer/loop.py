@@ -44,8 +44,8 @@ from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, task_of
 from oblrpo.trainer.warm_start import warm_start
 
-SHARE = 0.02
-"""The share of a run's time that checkpoints take, where they are not asked for by number."""
+SAVING_SHARE = 0.02
+"""The share of a run's time that checkpoints take, where save_steps is not set."""
 
 
 class Trainer:
@@ -63,11 +63,11 @@ class Trainer:
         self.algorithm = resolve(config.algorithm, config.optim)
         self.task = task_of(config, self.objects)
         rows = read_rows(config, self.objects)
-        asked = config.task
+        given = config.task
         self.rewards = Rewards(
-            self.task, asked.rewards, asked.on_reward_error, asked.reward_seconds, self.objects.functions
+            self.task, given.rewards, given.on_reward_error, given.reward_seconds, self.objects.functions
         )
-        self.resume, self.notes = resume, list[str]()  # what a user should know of a run that is gone on with
+        self.resume, self.notes = resume, list[str]()  # notes about a resumed run
         self.identity = self._identity(sources_of(config, self.task, rows, self.rewards), accept_changed)
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
@@ -305,9 +305,8 @@ class Trainer:
             raise DivergedError(self.monitors.stop)
 
     def _is_to_save(self, step: int, is_best: bool) -> bool:
-        """Whether a checkpoint is asked for by number; else whether it is the best, or its time has been earned."""
-        every = self.config.run.save_steps
-        if every is not None:
+        """Whether save_steps is due; where it is not set, whether this step is the best or its time was earned."""
+        if (every := self.config.run.save_steps) is not None:
             return every > 0 and step % every == 0
         return is_best or time.perf_counter() >= self.next_save
 
@@ -322,7 +321,7 @@ class Trainer:
             with self.learner.clock.part("files"):
                 self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)
         self.saved, ended = self.done, time.perf_counter()
-        self.next_save = ended + (ended - begun) * (1 / SHARE - 1)
+        self.next_save = ended + (ended - begun) * (1 / SAVING_SHARE - 1)
 
 
 @contextmanager

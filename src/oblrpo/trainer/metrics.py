@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oblrpo.estimators import kappa
 from oblrpo.step import Update
-from oblrpo.step.flow import NO_SIGNAL
+from oblrpo.step.algorithm1 import NO_SIGNAL
 from oblrpo.tasks import Problem
 from oblrpo.trainer.learner import StepResult
 

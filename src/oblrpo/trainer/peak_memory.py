@@ -20,7 +20,7 @@ SLACK_ONE, SLACK_MANY = 1.7, 2.2
 next does not fit into the room that the one before has left (measured; docs/reference/models.md)."""
 
 GB, LEAST = 1e9, 5e6  # what is less is not shown
-SHARE = 0.9  # of the machine's memory, for a micro-batch that is proposed
+USABLE_SHARE = 0.9  # of the machine's memory, for a micro-batch that is proposed
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PeakMemory:
         """What to do where the peak is more than there is; activations and their slack grow with the tokens."""
         if self.total <= self.here:
             return ""
-        room = SHARE * self.here - (self.total - self.activations - self.slack)
+        room = USABLE_SHARE * self.here - (self.total - self.activations - self.slack)
         many = SLACK_MANY * self.activations if self.slack else self.activations
         fits = int(room / many * self.tokens) // self.group * self.group if many else 0
         bound = f"; bound it with --tokens-per-micro-batch {fits}"

@@ -28,7 +28,7 @@ from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
-from oblrpo.step.flow import NO_SIGNAL
+from oblrpo.step.algorithm1 import NO_SIGNAL
 from oblrpo.step.reference import Reference
 from oblrpo.tables.schedules import refusal
 

@@ -24,7 +24,7 @@ from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, sc
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
 from oblrpo.scores import ScoreTape
-from oblrpo.step.flow import NO_SIGNAL
+from oblrpo.step.algorithm1 import NO_SIGNAL
 
 VENDOR = "oblrpo"
 """The vendor name that the engine is registered under; verl chooses an engine by its hardware vendor."""

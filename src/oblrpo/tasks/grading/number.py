@@ -65,10 +65,10 @@ def _value(body: str) -> Fraction | None:
         units, top, bottom = map(int, filter(None, match.groups()))
         return units + Fraction(top, bottom) if top < bottom else None
     if match := _REPEATING.fullmatch(re.sub(r"\s*\\ldots$", r"\\ldots", body)):
-        units, first, *period = match.groups("")
+        integer, first, *period = match.groups("")
         digits = "".join(period)
         nines = 10 ** len(digits) - 1
-        return Fraction(int(units + first + digits) - int("0" + units + first), nines * 10 ** len(first))
+        return Fraction(int(integer + first + digits) - int("0" + integer + first), nines * 10 ** len(first))
     return None
 
 
