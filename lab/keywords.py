@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oblrpo.settings import keywords
-from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig
-from oblrpo.settings.train import TrainConfig
+from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, keywords
+from oblrpo.settings.typed import settings_of
 
 HEAD = '''"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m lab.keywords`."""
 
@@ -18,7 +16,7 @@ from os import PathLike
 from typing import Any, Literal, TypedDict
 '''
 FILE = Path(keywords.__file__)
-ARGUMENTS = {"model", "data", "eval_data", "sft_data"}
+ARGUMENTS = {"recipe", "model", "data", "eval_data", "sft_data"}
 """Settings that are arguments of their own, which take objects, too."""
 PATHS = {"output"}
 """Settings that may be a path of `pathlib`."""
@@ -26,23 +24,28 @@ PATHS = {"output"}
 
 def written() -> str:
     """Return what the file holds."""
-    sections = [type(part) for part in vars(TrainConfig()).values() if is_dataclass(part)]
+    train, evaluate = _keywords(TrainConfig()), _keywords(SamplingConfig()) | _keywords(RewardsConfig())
+    shared = {name: kind for name, kind in train.items() if evaluate.get(name) == kind}
     classes = {
-        "TrainKeywords": ("Every setting of `oblrpo train`.", sections),
-        "EvaluateKeywords": (
+        "SharedKeywords(TypedDict, total=False)": ("Settings that both have.", shared),
+        "TrainKeywords(SharedKeywords, total=False)": ("Every setting of `oblrpo train`.", train),
+        "EvaluateKeywords(SharedKeywords, total=False)": (
             "Every setting of `oblrpo evaluate` without a benchmark.",
-            [SamplingConfig, RewardsConfig],
+            evaluate,
         ),
     }
     text = HEAD
-    for kind, (summary, parts) in classes.items():
-        text += f'\n\nclass {kind}(TypedDict, total=False):\n    """{summary}"""\n\n'
-        for part in parts:
-            hints = typing.get_type_hints(part)
-            names = [each.name for each in fields(part) if each.name not in ARGUMENTS]
-            for name in names:
-                text += f"    {name}: {_word(hints[name])}{' | PathLike[str]' if name in PATHS else ''}\n"
+    for kind, (summary, words) in classes.items():
+        own = words if words is shared else {name: words[name] for name in words if name not in shared}
+        text += f'\n\nclass {kind}:\n    """{summary}"""\n\n'
+        text += "".join(f"    {name}: {word}\n" for name, word in own.items())
     return text
+
+
+def _keywords(config: Any) -> dict[str, str]:
+    """Return the type of every setting, as it is written."""
+    settings = [setting for setting in settings_of(config) if setting.name not in ARGUMENTS]
+    return {each.name: _word(each.type) + " | PathLike[str]" * (each.name in PATHS) for each in settings}
 
 
 def _word(hint: Any) -> str:

@@ -69,7 +69,7 @@ def measure(
     names: Iterable[str],
     rounds: int,
     each: Callable[[Row, float, float], None] = lambda row, seconds, peak: None,
-    tell: Callable[[str], None] = lambda line: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> tuple[float, float, list[Row]]:
     """Time, count and compare the named methods on one workload.
 
@@ -81,12 +81,12 @@ def measure(
         names: rows of `METHODS`; `plain` comes first whether it is named or not.
         rounds: in which every method has its turn; those much slower than the plain step have one.
         each: called with every row as soon as it is known, and the plain step's seconds and peak bytes.
-        tell: called with a line on what was just measured, or is about to be.
+        note: called with a line on what was just measured, or is about to be.
 
     Returns:
         Seconds and peak bytes of a plain step, and a row a method.
     """
-    tell(f"the reference for errors: {len(workload.ids_ST)} backwards, {_reference_type(workload)}")
+    note(f"the reference for errors: {len(workload.ids_ST)} backwards, {_reference_type(workload)}")
     reference = _reference(workload)
     seconds: dict[str, list[float]] = {name: [] for name in ["plain", *(name for name in names if name != "plain")]}
     counted: dict[str, list[float]] = {}
@@ -98,12 +98,12 @@ def measure(
                 rows += [Row(name, 0, 0, 0, 0, 0, None, 0, missing)] if turn == rounds else []
             elif turn == 1 or taken[-1] <= TOO_SLOW * seconds["plain"][-1]:
                 if turn == 1:
-                    tell(f"round 1 of {rounds}: {name} ...")
+                    note(f"round 1 of {rounds}: {name} ...")
                     errors[name] = _errors(METHODS[name], workload, *reference)  # a model's first tape checks its rows
                     counted[name] = _count(METHODS[name], workload)
                 taken.append(_time(METHODS[name], workload))
                 ratio = taken[-1] / seconds["plain"][len(taken) - 1]
-                tell(f"round {turn} of {rounds}: {name} took {taken[-1]:.3g} s, {ratio:.2f} times a plain step")
+                note(f"round {turn} of {rounds}: {name} took {taken[-1]:.3g} s, {ratio:.2f} times a plain step")
             if turn == rounds:
                 if not missing:
                     rows.append(_row(name, taken, seconds["plain"], counted[name], counted["plain"], errors[name]))

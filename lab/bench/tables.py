@@ -50,18 +50,18 @@ def _print_table(config: BenchConfig, name: str, workload: Workload) -> None:
     names = config.methods or [name for name in METHODS if config.all or name not in HEAVY]
 
     def print_row(row: Row, seconds: float, peak: float) -> None:
-        _tell("")
+        _note("")
         if row.method == "plain":
             print(f"{_describe(name, workload)}: a plain step takes {seconds * 1e3:.0f} ms and {peak / 1e6:.0f} MB\n")
             print("| method | time | 10-90 % of rounds | FLOPs | peak memory | norm error | gradient error |")
             print("|---|---|---|---|---|---|---|")
         print(_line(row), flush=True)
 
-    measure(workload, names, config.rounds, print_row, lambda line: _tell(f"{name}: {line}"))
+    measure(workload, names, config.rounds, print_row, lambda line: _note(f"{name}: {line}"))
     print()
 
 
-def _tell(line: str) -> None:
+def _note(line: str) -> None:
     """Show on stderr how far it is: in a terminal over the last line, else a line each."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
@@ -135,8 +135,8 @@ def _print_scaling(rounds: int, device: str, dtype: torch.dtype) -> None:
     for shapes in SCALING.values():
         for shape in shapes:
             workload = build(shape, device, dtype)
-            seconds, _, rows = measure(workload, SCALED, rounds, tell=_tell)
-            _tell("")
+            seconds, _, rows = measure(workload, SCALED, rounds, note=_note)
+            _note("")
             cells = [f"{row.time:.2f}, {row.memory:.2f}" for row in rows[1:]]
             size = f"{shape.sequences} x {shape.tokens}, {shape.hidden} | {_millions(workload)} M"
             print(f"| {size} | {seconds * 1e3:.0f} | {' | '.join(cells)} |", flush=True)

@@ -117,7 +117,7 @@ def starts_of(arguments: argparse.Namespace) -> dict[int, str | Path]:
 
 
 def run_missing(arguments: argparse.Namespace, starts: Mapping[int, str | Path] | None = None) -> None:
-    """One at a time, from each seed's model; what an interrupted run left is thrown away, because its clock is lost."""
+    """One at a time, from each seed's model; what an interrupted run left is thrown away with its clock."""
     starts = starts_of(arguments) if starts is None else starts
     for seed in range(arguments.seeds):
         for variant in turns_of(arguments, seed):

@@ -157,15 +157,15 @@ def main() -> None:
     parser.add_argument("--trained", nargs="+", type=int, default=[0, 100], help="steps of AdamW before the checkpoint")
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--csv", type=Path, default=Path("runs/batch_advice.csv"))
-    told = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    told.csv.parent.mkdir(parents=True, exist_ok=True)
-    with told.csv.open("w", newline="") as file:
+    args.csv.parent.mkdir(parents=True, exist_ok=True)
+    with args.csv.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["world", "trained", "steps", "over_critical", "rate", "seed", "gain_of_a_step"])
-        for name in told.worlds:
-            for trained in told.trained:
-                writer.writerows(report(name, trained, told.seeds))
+        for name in args.worlds:
+            for trained in args.trained:
+                writer.writerows(report(name, trained, args.seeds))
                 file.flush()
 
 

@@ -4,12 +4,12 @@
 
 One run in float32, whose gradients (Adam's directions of completions with random advantages of +-1) three schedules
 `auto` see alike: one that measures its updates in float32, which the weights follow; one that measures them in bfloat16
-arithmetic (`rounds`); and, with --plain, one that does so without being told (what 9aa78c3 did). Each goes on with its
+arithmetic (`rounds`); and, with --plain, one that does so without the setting (what 9aa78c3 did). Each goes on with its
 own rate. A line of the CSV is one update: the rates, their KLs, what bfloat16's measurement cost in forwards and in
 seconds, and the seconds of the gradient.
 
 Completions are the policy's own, drawn once before the first update, and used in turn. Updates are meant to take --kl
-nats a completion each: shorter ones are harder to tell from rounding.
+nats a completion each: shorter ones are harder to separate from rounding.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Measured:
         begun, self.forwards = time.perf_counter(), 0
         if not self.schedule.rule.gauge.low_precision and before_SC is None:
             before_SC = self.logp_SC(batch)
-        # Directions are no gradients, by which a step could be judged.
+        # Directions are no gradients, that a step could be compared with.
         self.schedule.step(NOISE, mean_length=float(batch.own_SC.sum(1).float().mean()), fresh=False)
         rate = self.schedule.learning_rates[0]
         self.optimizer.step()

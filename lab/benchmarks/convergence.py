@@ -72,45 +72,45 @@ def named(kind: str, rate: float) -> str:
     return f"{kind}:rate={rate:g}"
 
 
-def tuned(told: argparse.Namespace, found: Found, meeting: Meeting, kind: str) -> dict[float, float]:
+def tuned(args: argparse.Namespace, found: Found, meeting: Meeting, kind: str) -> dict[float, float]:
     """The mean over the tuning seeds at the end of the run, at every rate that has them all."""
     means = {}
     for rate in rates_of(kind, meeting.optimizer):
-        runs = [found.get((meeting.place(seed), named(kind, rate))) for seed in range(told.tuning_seeds)]
+        runs = [found.get((meeting.place(seed), named(kind, rate))) for seed in range(args.tuning_seeds)]
         if all(runs):
             means[rate] = statistics.mean(rewards[1] for rewards in runs if rewards)
     return means
 
 
-def chosen(told: argparse.Namespace, found: Found, meeting: Meeting) -> list[str]:
+def chosen(args: argparse.Namespace, found: Found, meeting: Meeting) -> list[str]:
     """Every contender that has a rate to choose, at its best."""
-    tables = {kind: tuned(told, found, meeting, kind) for kind in (*PLANNED, *MEASURED)}
+    tables = {kind: tuned(args, found, meeting, kind) for kind in (*PLANNED, *MEASURED)}
     return [named(kind, max(means, key=lambda rate: means[rate])) for kind, means in tables.items() if means]
 
 
-def meetings(told: argparse.Namespace) -> list[Meeting]:
-    return [Meeting(o, w, P, told.steps) for P, o, w in product(told.prompts, told.optimizers, told.worlds)]
+def meetings(args: argparse.Namespace) -> list[Meeting]:
+    return [Meeting(o, w, P, args.steps) for P, o, w in product(args.prompts, args.optimizers, args.worlds)]
 
 
-def jobs(told: argparse.Namespace, found: Found) -> Iterator[Job]:
+def jobs(args: argparse.Namespace, found: Found) -> Iterator[Job]:
     """What is still to be run, the most telling first: the tuning seeds, then the others at the rates these chose."""
-    for meeting in meetings(told):
+    for meeting in meetings(args):
         grid = [named(kind, rate) for kind in (*PLANNED, *MEASURED) for rate in rates_of(kind, meeting.optimizer)]
-        for seed in range(told.tuning_seeds):
+        for seed in range(args.tuning_seeds):
             yield Job(meeting.place(seed), tuple(grid))
-        for seed in range(told.tuning_seeds, told.seeds):
-            yield Job(meeting.place(seed), tuple(chosen(told, found, meeting)))
-        for seed, contender in product(range(told.tuning_seeds, told.seeds), UNTUNED[meeting.optimizer]):
+        for seed in range(args.tuning_seeds, args.seeds):
+            yield Job(meeting.place(seed), tuple(chosen(args, found, meeting)))
+        for seed, contender in product(range(args.tuning_seeds, args.seeds), UNTUNED[meeting.optimizer]):
             yield Job(meeting.place(seed), (contender,))
 
 
-def run_missing(told: argparse.Namespace, found: Found) -> None:
-    for job in jobs(told, found):
+def run_missing(args: argparse.Namespace, found: Found) -> None:
+    for job in jobs(args, found):
         missing = tuple(name for name in job.contenders if (job.place, name) not in found)
         if missing:
             job, rewards = run(job._replace(contenders=missing))
-            append(told.csv, job, rewards)
-            found.update(read(told.csv))
+            append(args.csv, job, rewards)
+            found.update(read(args.csv))
 
 
 def read(path: Path) -> Found:
@@ -134,28 +134,28 @@ def append(path: Path, job: Job, rewards: dict[int, list[float]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(head + lines)
 
 
-def report(told: argparse.Namespace, found: Found) -> None:
+def report(args: argparse.Namespace, found: Found) -> None:
     """For every meeting what the rates came to on the tuning seeds, and the contenders on the others."""
-    for meeting in meetings(told):
-        if names := chosen(told, found, meeting):
+    for meeting in meetings(args):
+        if names := chosen(args, found, meeting):
             print(f"\n{meeting.world}, {meeting.optimizer}, {meeting.prompts} prompts, {meeting.steps} steps")
-            report_rates(told, found, meeting)
-            report_contenders(told, found, meeting, [*names, *UNTUNED[meeting.optimizer]])
+            report_rates(args, found, meeting)
+            report_contenders(args, found, meeting, [*names, *UNTUNED[meeting.optimizer]])
 
 
-def report_rates(told: argparse.Namespace, found: Found, meeting: Meeting) -> None:
+def report_rates(args: argparse.Namespace, found: Found, meeting: Meeting) -> None:
     rates = RATES[meeting.optimizer]
     print(f"\n| rate, {HIGHER} times for debiased | " + " | ".join(f"{rate:g}" for rate in rates) + " |")
     print("|---|" + "---|" * len(rates))
     for kind in (*PLANNED, *MEASURED):
-        print(f"| {kind} | " + " | ".join(f"{mean:.3f}" for mean in tuned(told, found, meeting, kind).values()) + " |")
+        print(f"| {kind} | " + " | ".join(f"{mean:.3f}" for mean in tuned(args, found, meeting, kind).values()) + " |")
 
 
-def report_contenders(told: argparse.Namespace, found: Found, meeting: Meeting, names: list[str]) -> None:
+def report_contenders(args: argparse.Namespace, found: Found, meeting: Meeting, names: list[str]) -> None:
     """Mean rewards at every mark, and at the end each contender less `debiased` and less `fixed`, seed by seed."""
     print("\n| | " + " | ".join(f"1/{mark}" for mark in MARKS[:-1]) + " | all | less debiased | less fixed | seeds |")
     print("|---|" + "---|" * (len(MARKS) + 3))
-    seeds = range(told.tuning_seeds, told.seeds)
+    seeds = range(args.tuning_seeds, args.seeds)
     runs = {
         name: {seed: found[run] for seed in seeds if (run := (meeting.place(seed), name)) in found} for name in names
     }
@@ -173,9 +173,9 @@ def task_keys(task: str) -> list[tuple[str, str, float, int]]:
     return [(task, name, rate, 0) for name in TASK_RUNS for rate in TASK_RATES.get(name, LOW_RATES)]
 
 
-def train_task(told: argparse.Namespace, results: Results) -> None:
+def train_task(args: argparse.Namespace, results: Results) -> None:
     """A built-in task under four schedules, each at two rates on one seed."""
-    policy = warm_starts(told.folder, [told.task], 1, 1)[told.task, 0]
+    policy = warm_starts(args.folder, [args.task], 1, 1)[args.task, 0]
     common: dict[str, Any] = {
         "seed": 0,
         "prompts_per_step": 4,
@@ -183,30 +183,34 @@ def train_task(told: argparse.Namespace, results: Results) -> None:
         "ledger_steps": 0,
         "calibration_steps": 0,
     }
-    common |= {"eval_steps": told.steps // MARKS[0], "eval_prompts": 512, "save_steps": told.steps // MARKS[0]}
+    common |= {
+        "eval_steps": args.steps // MARKS[0],
+        "eval_prompts": 512,
+        "save_steps": args.steps // MARKS[0],
+    }
     common |= {"optimizer_args": {"weight_decay": 0.0}}
     runs = {
         (task, name, rate, seed): (
-            told.folder / f"{task}_{name}_{rate:g}",
+            args.folder / f"{task}_{name}_{rate:g}",
             after_start(task, policy) | common | TASK_RUNS[name] | {"learning_rate": rate},
         )
-        for task, name, rate, seed in task_keys(told.task)
+        for task, name, rate, seed in task_keys(args.task)
     }
-    run_all(runs, told.steps, 1, results)
+    run_all(runs, args.steps, 1, results)
 
 
-def on_task(told: argparse.Namespace) -> None:
+def on_task(args: argparse.Namespace) -> None:
     """The runs of a built-in task that are not there yet, and held-out accuracy at every mark."""
 
     def accuracy(step: int) -> Callable[[list[dict[str, float]]], float]:
         return lambda metrics: next(row["eval/accuracy"] for row in metrics if row["step"] == step)
 
-    numbers = {f"after {told.steps // mark}": accuracy(told.steps // mark) for mark in MARKS}
-    results = Results(told.folder / f"{told.task}.csv", ["task", "contender", "rate", "seed"], numbers)
-    if not told.only_report:
-        train_task(told, results)
+    numbers = {f"after {args.steps // mark}": accuracy(args.steps // mark) for mark in MARKS}
+    results = Results(args.folder / f"{args.task}.csv", ["task", "contender", "rate", "seed"], numbers)
+    if not args.only_report:
+        train_task(args, results)
     print("| contender | rate | " + " | ".join(numbers) + " |\n|---|---|" + "---|" * len(numbers))
-    for key in task_keys(told.task):
+    for key in task_keys(args.task):
         if found := results.of(*key):
             print(f"| {key[1]} | {key[2]:g} | " + " | ".join(f"{found[name]:.3f}" for name in numbers) + " |")
 
@@ -223,15 +227,15 @@ def main() -> None:
     parser.add_argument("--only-report", action="store_true", help="print what the CSV has")
     parser.add_argument("--task", help="a built-in task (`lab.benchmarks.runs.STARTS`) instead of the small policies")
     parser.add_argument("--folder", type=Path, default=Path("runs/convergence"), help="of a task's runs")
-    told = parser.parse_args()
-    told.steps = told.steps or (10_000 if told.task else 12_000)
-    if told.task:
-        on_task(told)
+    args = parser.parse_args()
+    args.steps = args.steps or (10_000 if args.task else 12_000)
+    if args.task:
+        on_task(args)
         return
-    found = read(told.csv)
-    if not told.only_report:
-        run_missing(told, found)
-    report(told, found)
+    found = read(args.csv)
+    if not args.only_report:
+        run_missing(args, found)
+    report(args, found)
 
 
 if __name__ == "__main__":

@@ -32,22 +32,22 @@ def true_factor(crowd: Crowd, N: int) -> float:
     return found.signal2 / (found.signal2 + found.trace_cov / N)
 
 
-def course(told: argparse.Namespace, seed: int) -> list[tuple[float, ...]]:
+def course(args: argparse.Namespace, seed: int) -> list[tuple[float, ...]]:
     """The columns at every mark of a run."""
-    crowd = Crowd(told.world, seed, 1)
+    crowd = Crowd(args.world, seed, 1)
     rows: list[tuple[float, ...]] = []
-    schedule = SNRSchedule(optimizer_of(told.optimizer, crowd.weights, told.rate), "debiased")
+    schedule = SNRSchedule(optimizer_of(args.optimizer, crowd.weights, args.rate), "debiased")
     debiased: list[float] = []
     plugin: list[float] = []
-    for t in range(1, told.steps + 1):
-        norm2_KP, norm2_K, _ = crowd.ascend(told.prompts)
+    for t in range(1, args.steps + 1):
+        norm2_KP, norm2_K, _ = crowd.ascend(args.prompts)
         debiased.append(schedule.step(moments(norm2_KP[0], norm2_K[0])))
         plugin.append(schedule.average.signal_share(False))
         schedule.optimizer.step()
-        if t in (told.steps // share for share in (16, 8, 4, 2, 1)):
+        if t in (args.steps // share for share in (16, 8, 4, 2, 1)):
             last = debiased[-WINDOW:]
             spread = (statistics.mean(last), statistics.pstdev(last), statistics.mean(f == 0 for f in last))
-            row = (float(crowd.expected_K()), true_factor(crowd, told.prompts), *spread)
+            row = (float(crowd.expected_K()), true_factor(crowd, args.prompts), *spread)
             rows.append((*row, statistics.mean(plugin[-WINDOW:])))
     return rows
 
@@ -60,13 +60,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4, 5, 6])
-    told = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    courses = [course(told, seed) for seed in told.seeds]
+    courses = [course(args, seed) for seed in args.seeds]
     print("| steps | " + " | ".join(COLUMNS) + " |\n|---|" + "---|" * len(COLUMNS))
     for share, rows in zip((16, 8, 4, 2, 1), zip(*courses, strict=True), strict=True):
         means = (f"{statistics.mean(column):.4f}" for column in zip(*rows, strict=True))
-        print(f"| {told.steps // share} | " + " | ".join(means) + " |")
+        print(f"| {args.steps // share} | " + " | ".join(means) + " |")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def model_of(case: Case) -> Any:
 
 
 class Clock:
-    """A reward function that reads the clock; its rewards differ within a group, and tell nothing."""
+    """A reward function that reads the clock; its rewards differ within a group, and mean nothing."""
 
     __name__ = "clock"
 

@@ -1,4 +1,4 @@
-"""The noise of a batch gradient along a run, told apart: between prompts, and within them.
+"""The noise of a batch gradient along a run, separated: between prompts, and within them.
 
     python -m lab.benchmarks.noise_split RUN ... [--prompts 240] [--outputs 32] [--seed 0]
 

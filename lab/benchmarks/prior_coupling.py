@@ -81,7 +81,7 @@ class Tally:
         self.norm2_N.append(group_RPD.mean(1).square().sum(1))
         self.other2_N.append(other_RPD.mean(1).square().sum(1))
 
-    def told(self) -> str:
+    def row(self) -> str:
         """How many times too high the signal is, and N SNR by how much; the other prior's noise over this one's."""
         excess_N, norm2_N, other2_N = (torch.cat(each) for each in (self.excess_N, self.norm2_N, self.other2_N))
         excess, error = float(excess_N.mean()), 1.96 * float(excess_N.std()) / math.sqrt(len(excess_N))
@@ -132,8 +132,8 @@ def main() -> None:
     for P in args.sizes:
         first = batches_of(world, P, args.outputs, 1000 * args.runs // P, 1, args.seed)[0]
         later = batches_of(world, P, args.outputs, args.runs, SETTLE + args.steps, args.seed)[1]
-        print(f"| {P} | first | {first.told()} |")
-        print(f"| {P} | later | {later.told()} |", flush=True)
+        print(f"| {P} | first | {first.row()} |")
+        print(f"| {P} | later | {later.row()} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ reward of `sparse` is 1 if all four tokens are right, that of `graded` the share
 `long-graded` 44 tokens follow that no reward looks at (9,216 weights). Every step takes P prompts of 4 completions,
 RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact expected
 reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate. `blind` is the measured
-rate that is not told how long outputs are, `unguided` the one that sees no slope, `in-steps` the one before, which goes
-by the number of updates. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of the
+rate that does not know how long outputs are, `unguided` the one that sees no slope, `in-steps` the one before, which
+counts updates. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of the
 best fixed rate of the point, and over all points the first rule that has no rate less the others, seed by seed.
 Every line of the CSV is a run; finished runs are not repeated.
 """
@@ -149,13 +149,13 @@ def run_all(missing: list[Point], processes: int) -> Iterator[tuple[Point, float
             yield from pool.imap_unordered(run, missing, chunksize=4)
 
 
-def points(told: argparse.Namespace) -> Iterator[Point]:
-    for world in told.worlds:
-        for completions in told.completions:
-            for P in told.prompts:
-                for rule in told.rules:
-                    for start in [""] if "rate=" in rule else told.starts:
-                        yield from (Point(rule, start, world, completions, P, seed) for seed in range(told.seeds))
+def points(args: argparse.Namespace) -> Iterator[Point]:
+    for world in args.worlds:
+        for completions in args.completions:
+            for P in args.prompts:
+                for rule in args.rules:
+                    for start in [""] if "rate=" in rule else args.starts:
+                        yield from (Point(rule, start, world, completions, P, seed) for seed in range(args.seeds))
 
 
 def read(path: Path) -> dict[Point, float]:
@@ -182,10 +182,10 @@ Best = dict[tuple[str, int, int], tuple[float, str]]
 """The reward of the best fixed rate, and the rate, by world, completions and prompts."""
 
 
-def best_fixed(told: argparse.Namespace, found: dict[Point, float]) -> Best:
+def best_fixed(args: argparse.Namespace, found: dict[Point, float]) -> Best:
     """The fixed rate that is best in the mean over seeds, at every point."""
     seeds: dict[tuple[str, int, int], dict[str, list[float]]] = {}
-    for point in points(told):
+    for point in points(args):
         if "rate=" in point.rule and point in found:
             by_rate = seeds.setdefault((point.world, point.completions, point.prompts), {})
             by_rate.setdefault(point.rule.partition("=")[2], []).append(found[point])
@@ -195,51 +195,51 @@ def best_fixed(told: argparse.Namespace, found: dict[Point, float]) -> Best:
     }
 
 
-def over_best(told: argparse.Namespace, found: dict[Point, float], best: Best) -> dict[Point, float]:
+def over_best(args: argparse.Namespace, found: dict[Point, float], best: Best) -> dict[Point, float]:
     """The reward of every run that is not at a fixed rate, over that of the best one of its point."""
     return {
         point: found[point] / best[point.world, point.completions, point.prompts][0]
-        for point in points(told)
+        for point in points(args)
         if "rate=" not in point.rule and point in found
     }
 
 
-def report(told: argparse.Namespace, found: dict[Point, float]) -> None:
+def report(args: argparse.Namespace, found: dict[Point, float]) -> None:
     """For each world and length a table of every rule over the best fixed rate; then the first rule less the others."""
-    best = best_fixed(told, found)
-    shares = over_best(told, found, best)
-    for world in told.worlds:
-        for completions in told.completions:
+    best = best_fixed(args, found)
+    shares = over_best(args, found, best)
+    for world in args.worlds:
+        for completions in args.completions:
             print(f"\n{world}, {completions} completions\n")
-            print("| rule | from | " + " | ".join(f"{P} prompts" for P in told.prompts) + " | mean | least |")
-            print("|" + "---|" * (len(told.prompts) + 4))
-            fixed = [best[world, completions, P] for P in told.prompts]
+            print("| rule | from | " + " | ".join(f"{P} prompts" for P in args.prompts) + " | mean | least |")
+            print("|" + "---|" * (len(args.prompts) + 4))
+            fixed = [best[world, completions, P] for P in args.prompts]
             print("| best fixed rate | | " + " | ".join(f"{reward:.3f} at {rate}" for reward, rate in fixed) + " | | |")
-            for rule, start in rules_of(told):
+            for rule, start in rules_of(args):
                 cells = [
                     statistics.mean(
-                        shares[Point(rule, start, world, completions, P, seed)] for seed in range(told.seeds)
+                        shares[Point(rule, start, world, completions, P, seed)] for seed in range(args.seeds)
                     )
-                    for P in told.prompts
+                    for P in args.prompts
                 ]
                 cells += [statistics.mean(cells), min(cells)]
                 print(f"| {rule} | {start} | " + " | ".join(f"{share:.3f}" for share in cells) + " |")
-    for completions in told.completions:
-        report_pooled(told, shares, completions)
+    for completions in args.completions:
+        report_pooled(args, shares, completions)
 
 
-def report_pooled(told: argparse.Namespace, shares: dict[Point, float], completions: int) -> None:
+def report_pooled(args: argparse.Namespace, shares: dict[Point, float], completions: int) -> None:
     """Every rule's mean over all points of a length, and the first one less it, seed by seed."""
     print(f"\nall rewards and batches, {completions} completions\n")
     print("| rule | from | mean | first less it |\n|---|---|---|---|")
     means = {
         (rule, start): [
             statistics.mean(
-                shares[Point(rule, start, world, completions, P, seed)] for world in told.worlds for P in told.prompts
+                shares[Point(rule, start, world, completions, P, seed)] for world in args.worlds for P in args.prompts
             )
-            for seed in range(told.seeds)
+            for seed in range(args.seeds)
         ]
-        for rule, start in rules_of(told)
+        for rule, start in rules_of(args)
     }
     first = next(iter(means.values()))
     for (rule, start), by_seed in means.items():
@@ -247,9 +247,9 @@ def report_pooled(told: argparse.Namespace, shares: dict[Point, float], completi
         print(f"| {rule} | {start} | {statistics.mean(by_seed):.3f} | {mean_interval(less)} |")
 
 
-def rules_of(told: argparse.Namespace) -> list[tuple[str, str]]:
+def rules_of(args: argparse.Namespace) -> list[tuple[str, str]]:
     """The rules that are compared with fixed rates, from each of their starts."""
-    return [(rule, start) for rule in told.rules if "rate=" not in rule for start in told.starts]
+    return [(rule, start) for rule in args.rules if "rate=" not in rule for start in args.starts]
 
 
 def main() -> None:
@@ -263,14 +263,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--csv", type=Path, default=Path("runs/rate_rules.csv"))
     parser.add_argument("--only-report", action="store_true", help="print what the CSV has")
-    told = parser.parse_args()
-    found = read(told.csv)
-    missing = [] if told.only_report else [point for point in points(told) if point not in found]
-    for done, (point, reward) in enumerate(run_all(missing, told.processes), start=1):
+    args = parser.parse_args()
+    found = read(args.csv)
+    missing = [] if args.only_report else [point for point in points(args) if point not in found]
+    for done, (point, reward) in enumerate(run_all(missing, args.processes), start=1):
         found[point] = round(reward, 4)  # as the CSV has it
         if done % 100 == 0 or done == len(missing):
-            write(told.csv, found)
-    report(told, found)
+            write(args.csv, found)
+    report(args, found)
 
 
 if __name__ == "__main__":

@@ -107,12 +107,12 @@ def proxies(batches: list[Drawn], G: int, first: Drawn) -> None:
         weights = {name: of(each.features) for name, of in PROXIES.items()}
         weights["calibrated"] = calibrated.predict(each.features)
         for name, proxy_S in weights.items():
-            told = agreement(proxy_S, each.norm2_S, G), log_error(proxy_S, each.norm2_S, G)
-            found.setdefault(name, []).append(told)
+            both = agreement(proxy_S, each.norm2_S, G), log_error(proxy_S, each.norm2_S, G)
+            found.setdefault(name, []).append(both)
         calibrated.observe(each.features, each.norm2_S, G)
     print("| proxy | correlation | error, nats |\n|---|---|---|")
-    for name, told in found.items():
-        print(f"| {name} | " + " | ".join(cell(list(values)) for values in zip(*told, strict=True)) + " |")
+    for name, pairs in found.items():
+        print(f"| {name} | " + " | ".join(cell(list(values)) for values in zip(*pairs, strict=True)) + " |")
 
 
 def cell(values: list[float]) -> str:

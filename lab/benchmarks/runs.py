@@ -30,8 +30,8 @@ Runs = Mapping[Key, tuple[Path, dict]]
 """Folder and settings over the demo's of each run, by its key."""
 
 
-def train_all(runs: Runs, processes: int, tell: Callable[[Key], None] = lambda key: None) -> None:
-    """Every run, or what is left of it, each in a process of its own and so many at a time; calls `tell` as each ends.
+def train_all(runs: Runs, processes: int, ended: Callable[[Key], None] = lambda key: None) -> None:
+    """Every run, or what is left of it, each in a process of its own and so many at a time; calls `ended` as each ends.
 
     Raises:
         RuntimeError: a run failed, or its process died; the others have been stopped.
@@ -49,7 +49,7 @@ def train_all(runs: Runs, processes: int, tell: Callable[[Key], None] = lambda k
                 if process.exitcode:
                     _, why = run.failure() or ("", how_it_ended(process))
                     raise RuntimeError(f"{run.place}: {why}; its log: {run.log}")
-                tell(key)
+                ended(key)
     finally:
         for _, process in running.values():
             process.terminate()
@@ -124,7 +124,7 @@ def run_all(runs: Runs, steps: int, processes: int, results: Results) -> None:
     """Every run that is not finished, some at a time; keeps what each comes to, and prints its final accuracy."""
     begun = time.monotonic()
 
-    def tell(key: Key) -> None:
+    def keep(key: Key) -> None:
         metrics = rows(runs[key][0], steps)
         results.add(key, metrics)
         print(*key, f"{metrics[-1]['eval/accuracy']:.3f}  ({(time.monotonic() - begun) / 60:.1f} min)", flush=True)
@@ -133,7 +133,7 @@ def run_all(runs: Runs, steps: int, processes: int, results: Results) -> None:
     for key, metrics in finished.items():
         results.add(key, metrics)
     missing = {key: (path, given | {"steps": steps}) for key, (path, given) in runs.items() if key not in finished}
-    train_all(missing, processes, tell)
+    train_all(missing, processes, keep)
 
 
 def mean_interval(values: list[float]) -> str:

@@ -170,7 +170,7 @@ class Lessons:
 
 
 def run_trl(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -> None:
-    """TRL's trainer, told to do the same: no activation checkpointing, no KL term, nothing written."""
+    """TRL's trainer with the same settings: no activation checkpointing, no KL term, nothing written."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer

@@ -58,17 +58,17 @@ def watching(rule: type[MeasuredRate], seen: Seen) -> type[MeasuredRate]:
     return Watching
 
 
-def run(told: argparse.Namespace) -> tuple[list[dict[str, Any]], Seen]:
+def run(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Seen]:
     """The run's metrics after step 0, and what was seen of each update but the last."""
     seen: Seen = []
-    MEASURED_RATES["auto"] = watching(TRIED.get(told.rule, MeasuredRate), seen)
-    recipe, begins = recipe_of(told.policy, told.seed, told.folder)
+    MEASURED_RATES["auto"] = watching(TRIED.get(args.rule, MeasuredRate), seen)
+    recipe, begins = recipe_of(args.policy, args.seed, args.folder)
     given = begins | {
-        "steps": told.steps, "prompts_per_step": told.prompts, "num_generations": 4, "seed": told.seed,
+        "steps": args.steps, "prompts_per_step": args.prompts, "num_generations": 4, "seed": args.seed,
         "learning_rate": 1e-5, "eval_steps": 0, "ledger_steps": 0, "calibration_steps": 0, "threads": 1,
-        "output": str(told.folder / f"turning_{told.policy}_{told.prompts}_{told.rule}_{told.seed}"),
+        "output": str(args.folder / f"turning_{args.policy}_{args.prompts}_{args.rule}_{args.seed}"),
     }  # fmt: skip
-    trainer = Trainer(with_settings(load_recipe(recipe, TrainConfig()), given, told.policy))
+    trainer = Trainer(with_settings(load_recipe(recipe, TrainConfig()), given, args.policy))
     with Progress(Console(quiet=True)) as progress:
         trainer.run(progress)
     return trainer.folder.read_metrics()[1:], seen
@@ -98,9 +98,9 @@ def main() -> None:
     parser.add_argument("--rule", default="auto", choices=["auto", *TRIED])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/turning"))
-    told = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    print(table(*run(told)))
+    print(table(*run(args)))
 
 
 if __name__ == "__main__":

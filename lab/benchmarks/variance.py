@@ -57,9 +57,9 @@ def report(pool: Pool, sizes: list[int], seed: int) -> None:
     resampled = torch.randint(Q, (BOOTSTRAP, Q), generator=torch.Generator().manual_seed(seed))
     accuracy, solved = pool.rewards.mean(), pool.rewards.mean(1)
     spread = torch.corrcoef(torch.stack([pool.norm2.log().flatten(), pool.rewards.flatten()]))[0, 1]
-    settled = ((solved == 0) | (solved == 1)).double().mean()
+    without_signal = ((solved == 0) | (solved == 1)).double().mean()
     print(
-        f"accuracy {accuracy:.3f}, {settled:.2f} of prompts always or never solved, "
+        f"accuracy {accuracy:.3f}, {without_signal:.2f} of prompts always or never solved, "
         f"kappa {kappa(pool.norm2, pool.rewards):.2f}, correlation of log w and reward {spread:.2f}\n"
     )
     names = [("oblr_shrunk", strength) for strength in STRENGTHS]

@@ -87,19 +87,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/moving"), help="folder of the runs")
     parser.add_argument("--csv", type=Path, default=CSV)
     parser.add_argument("--only-report", action="store_true", help="print the table of what the CSV has")
-    told = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    rows = read(told.csv)
+    rows = read(args.csv)
     able = [name for name, situation in SITUATIONS.items() if situation.can]
-    chosen = told.only or (list(SITUATIONS) if told.only_report else able)
-    for name in [] if told.only_report else chosen:
+    chosen = args.only or (list(SITUATIONS) if args.only_report else able)
+    for name in [] if args.only_report else chosen:
         begun, situation = time.monotonic(), SITUATIONS[name]
-        figures = measured(situation, told.output / name, told.seeds or situation.seeds)
+        figures = measured(situation, args.output / name, args.seeds or situation.seeds)
         rows = {key: value for key, value in rows.items() if key[0] != name}
         for seed, found in figures.items():
             rows |= {(name, str(seed), figure): f"{value:.6g}" for figure, value in found.items()}
-        write(told.csv, rows)
+        write(args.csv, rows)
         print(f"{name}: {now(name, rows)}  ({(time.monotonic() - begun) / 60:.1f} min)", flush=True)
     print(f"\n{table({key: value for key, value in rows.items() if key[0] in chosen})}")
 

@@ -36,7 +36,7 @@ FRESH = 128
 
 
 def rows(count: int, part: str = "train", first: int = 0) -> list[dict[str, Any]]:
-    """The README's prompts, with what tells training from evaluation."""
+    """The README's prompts, with what distinguishes training from evaluation."""
     return [{"prompt": f"Describe {number} in a word: ", "part": part} for number in range(first, first + count)]
 
 
@@ -84,7 +84,7 @@ class Place:
         run = oblrpo.train(reward=rewarded, output=str(output), seed=self.seed, **given)
         found = [row for row in run.metrics if row["step"]]
         if step != len(found):
-            raise RuntimeError(f"{step} calls of the reward in {len(found)} steps: it cannot tell the step")
+            raise RuntimeError(f"{step} calls of the reward in {len(found)} steps: the step cannot be counted")
         return Trained(run, found)
 
 

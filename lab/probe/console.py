@@ -32,8 +32,8 @@ def in_words(place: Place) -> list[str]:
     if found is None:
         said.append("Nothing is known of the curvature here.")
     else:
-        told = found.lower > _margin(found.elsewhere)
-        lower = f"by the lower one {1 / found.lower:.2g}" if told else "the lower one is not told from 0"
+        known = found.lower > _margin(found.elsewhere)
+        lower = f"by the lower one {1 / found.lower:.2g}" if known else "the lower one cannot be distinguished from 0"
         said.append(
             "For plain gradient steps (SGD) the upper estimate of the curvature supports a rate of "
             f"{found.rate:.2g}; {lower}."
@@ -46,9 +46,7 @@ def in_words(place: Place) -> list[str]:
 def _update_in_words(path: Along) -> str:
     made, margin = path.realised.value, _margin(path.realised)
     if abs(made) <= margin:
-        return (
-            f"The run's next update changes the mean reward by less than {margin:.2g}, which is all that can be told."
-        )
+        return f"The run's next update changes the mean reward by less than {margin:.2g}, too little to be measured."
     change = "improves" if made > 0 else "worsens"
     agrees = abs(made - path.second_order) <= margin
     as_predicted = "as" if agrees else "which is not what"
@@ -60,7 +58,7 @@ def _update_in_words(path: Along) -> str:
 
 def _print_curvature(found: Curvature) -> None:
     other = found.elsewhere
-    along_it = f"{1 / found.lower:.3g}" if found.lower > _margin(other) else "unknown (not told from 0)"
+    along_it = f"{1 / found.lower:.3g}" if found.lower > _margin(other) else "unknown (not distinguishable from 0)"
     print(
         f"  curvature      {found.lowest:.3g} to {found.highest:.3g} where it was looked for (residual "
         f"{found.residual:.2g}); |c| {found.lower:.3g} +- {_margin(other):.2g} along that direction on other samples "

@@ -89,7 +89,7 @@ def draw(policy: Policy, rewards: Rewards, problems: list[Problem], rollout: Rol
     if part_P.sum() < FEWEST_PROMPTS:
         raise InputError(
             f"only {int(part_P.sum())} of {len(problems)} prompts have two completions with a reward, and a probe "
-            f"needs {FEWEST_PROMPTS}; mend the rewards, or give more prompts or outputs."
+            f"needs {FEWEST_PROMPTS}; fix the rewards, or give more prompts or outputs."
         )
     rewards_PG, valid_PG = rewards_PG[part_P], valid_PG[part_P]
     rewards_PG = torch.where(valid_PG, rewards_PG, torch.nan)

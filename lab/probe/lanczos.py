@@ -32,8 +32,8 @@ class Ritz:
 def lanczos(times: Callable[[Direction], Direction], start: Direction, iterations: int) -> Ritz:
     """Both ends of the spectrum from `iterations` products, kept orthogonal to all earlier directions, twice.
 
-    Unlike power iteration it tells +c from -c and says how far it has come. It keeps every direction: `iterations`
-    times the memory of `start`. An operator that is 0 on `start` gives 0.
+    Unlike power iteration it distinguishes +c from -c and reports how far it has converged. It keeps every direction:
+    `iterations` times the memory of `start`. An operator that is 0 on `start` gives 0.
 
     Args:
         times: A v of a direction v.

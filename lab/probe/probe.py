@@ -23,7 +23,7 @@ from oblrpo.trainer.setup import check, set_threads
 from oblrpo.trainer.task import task_of
 
 Note = Callable[[str], None]
-"""Is told what goes on."""
+"""Called with a line on what is being done."""
 
 FAR = 1_000_000
 """The probe's own samples take the prompts of steps from this one on, which no run reaches."""
@@ -120,7 +120,7 @@ def probe_run(run: Path, effort: Effort, device: str | None = None, note: Note =
         run: the run's folder.
         effort: how much to spend.
         device: where to compute, if not where the run did.
-        note: is told what goes on.
+        note: called with a line on what is being done.
 
     Raises:
         InputError: there is no run or no checkpoint, too few samples, or the run's sampler cannot be had here.
@@ -131,7 +131,7 @@ def probe_run(run: Path, effort: Effort, device: str | None = None, note: Note =
 
 
 def probe_model(config: TrainConfig, effort: Effort, note: Note = lambda text: None) -> Place:
-    """Probe the config's model on its task, without an update; `note` is told what goes on.
+    """Probe the config's model on its task, without an update; `note` is called with a line on what is being done.
 
     Raises:
         InputError: the model or the task cannot be had, or too few samples.
@@ -180,7 +180,7 @@ def look(
         generator: random source of the first direction.
         step: step of the checkpoint.
         update: moves the policy on and returns the learning rate; None: do not look along an update.
-        note: is told what goes on.
+        note: called with a line on what is being done.
     """
     one, two = batches
     halves = curvature.gradients(policy, two)

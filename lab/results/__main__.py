@@ -33,25 +33,25 @@ def main() -> None:
     parser.add_argument("--csvs", type=Path, default=CSVS)
     parser.add_argument("--only-report", action="store_true", help="print what the CSVs have")
     parser.add_argument("--first", default="", help="the arm that tables compare with, if not a part's first")
-    told = parser.parse_args()
-    if told.first and not all(any(arm.name == told.first for arm in PARTS[name].arms) for name in told.parts):
-        parser.error(f"--first {told.first!r} is no arm of every part; name parts that have it with --parts")
+    args = parser.parse_args()
+    if args.first and not all(any(arm.name == args.first for arm in PARTS[name].arms) for name in args.parts):
+        parser.error(f"--first {args.first!r} is no arm of every part; name parts that have it with --parts")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that runs end with it, and go on where they stopped
-    for name in told.parts:
-        book = Book(told.csvs / f"{PARTS[name].shares or name}.csv")
-        for planned in [] if told.only_report else PARTS[name].rounds(book):
+    for name in args.parts:
+        book = Book(args.csvs / f"{PARTS[name].shares or name}.csv")
+        for planned in [] if args.only_report else PARTS[name].rounds(book):
             runs = {}
             for run, settings in planned:
                 if run not in book.runs:
-                    recipe, begins = recipe_of(run.policy, run.seed, told.folder)
+                    recipe, begins = recipe_of(run.policy, run.seed, args.folder)
                     runs[run] = recipe, {**begins, **settings}
-            train_all(book, runs, told.folder / name, told.processes)
-        part = replace(PARTS[name], arms=tuple(sorted(PARTS[name].arms, key=lambda arm: arm.name != told.first)))
-        print("\n\n".join(filter(None, told_of(part, book))), flush=True)
+            train_all(book, runs, args.folder / name, args.processes)
+        part = replace(PARTS[name], arms=tuple(sorted(PARTS[name].arms, key=lambda arm: arm.name != args.first)))
+        print("\n\n".join(filter(None, report_of(part, book))), flush=True)
 
 
-def told_of(part: Part, book: Book) -> list[str]:
-    """What a part has come to."""
+def report_of(part: Part, book: Book) -> list[str]:
+    """The tables of a part."""
     searched = any(arm.searched for arm in part.arms)
     return [
         report(part, book),

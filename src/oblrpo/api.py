@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from oblrpo.commands import carry_out, check_evaluation, check_settings, evaluate_rows, saved_settings
+from oblrpo.commands import carry_out, check_evaluation, check_settings, evaluate_rows, saved_settings, summary_of
 from oblrpo.errors import InputError, check_current_folder
 from oblrpo.objects import Objects, take
 from oblrpo.runs import checkpoint_of, run_of
@@ -179,7 +179,7 @@ def train(
 
     import torch
 
-    from oblrpo.report.console import Progress, console_of_program, summary
+    from oblrpo.report.console import Progress, console_of_program
     from oblrpo.trainer.loop import Trainer
 
     console, threads = console_of_program(progress), torch.get_num_threads()
@@ -191,12 +191,9 @@ def train(
             report = carry_out(trainer, Progress(console))
         finally:
             torch.set_num_threads(threads)
-    run = Run(trainer, report)
-    best = trainer.folder.best_step(trainer.accuracy)
-    end = summary(run.metrics, config.run.output, trainer.monitors.watch.facts, best)
-    end = end.encode(console.encoding, PLAIN).decode(console.encoding)
+    end = summary_of(trainer).encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(end), highlight=False)
-    return run
+    return Run(trainer, report)
 
 
 def evaluate(

@@ -21,6 +21,7 @@ from oblrpo.settings import (
     recipe_settings,
     refuse_idle,
     refuse_named,
+    with_fields,
     with_settings,
 )
 
@@ -68,6 +69,14 @@ def carry_out(trainer: Trainer, progress: Progress) -> Path:
                 write_report(folder.path)
         raise
     return write_report(folder.path)
+
+
+def summary_of(trainer: Trainer) -> str:
+    """Return what the console shows of a run at its end."""
+    from oblrpo.report.console import summary
+
+    best = trainer.folder.best_step(trainer.accuracy)
+    return summary(trainer.folder.read_metrics(), trainer.config.run.output, trainer.monitors.watch.facts, best)
 
 
 def check_files(*sources: Sequence[str]) -> None:
@@ -133,10 +142,7 @@ def evaluate_rows(
         saved = SavedCompletions(folder, name_of(data))
         # What was drawn is scored with the prompts it was drawn for.
         template = sampling.prompt_template if policy is not None else str(saved.settings().get("prompt_template", ""))
-        rows = TaskConfig(
-            data=data, where=grading.where, prompt_column=grading.prompt_column,
-            answer_column=grading.answer_column, prompt_template=template, rewards=grading.rewards,
-        )  # fmt: skip
+        rows = with_fields(TaskConfig(), vars(grading) | {"data": data, "prompt_template": template}, "oblrpo.evaluate")
         problems = data_problems(rows, objects, "test")
         task = DataTask(saved.file.stem, [], problems)
     elif run is not None and policy is not None:

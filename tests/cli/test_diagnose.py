@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from oblrpo.tasks import PathTask
-from oblrpo.trainer.look import FAR
+from oblrpo.trainer.look import FIRST_STEP
 from tests.cli.conftest import complained
 
 
@@ -90,7 +90,7 @@ def test_each_policy_has_prompts_of_its_own(oblrpo, trained, monkeypatch):
     drawn, draw = [], PathTask.train_batch
     monkeypatch.setattr(PathTask, "train_batch", lambda self, step, size: drawn.append(step) or draw(self, step, size))
     assert oblrpo("diagnose", trained, "--look", "--prompts", 8, "--checkpoints", 2)[0] == 0
-    assert drawn == [FAR + number for number in range(8)]
+    assert drawn == [FIRST_STEP + number for number in range(8)]
 
 
 def test_a_look_that_cannot_be_had_says_why(oblrpo, trained, tmp_path):

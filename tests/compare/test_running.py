@@ -211,14 +211,14 @@ def wait_for(there, seconds=180):
     assert there()
 
 
-LONG = {"variants": {"a": {}, "b": {"algorithm": "rloo"}}, "seeds": 1, "processes": 2}
+TWO_RUNS = {"variants": {"a": {}, "b": {"algorithm": "rloo"}}, "seeds": 1, "processes": 2}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds trainings in /proc")
 def test_ctrl_c_saves_and_the_same_command_resumes(write_spec, oblrpo, tmp_path):
     out = tmp_path / "out"
-    spec = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "eval_steps": 0, "warm_start_steps": 0})
+    spec = write_spec(**TWO_RUNS, base={"steps": 3000, "save_steps": 0, "eval_steps": 0, "warm_start_steps": 0})
     process = launch(spec, out)
     folders = [run.folder for run in plan_of(spec, out).all_known()]
     wait_for(lambda: all((folder.completions / "step_2.jsonl").exists() for folder in folders))
@@ -239,7 +239,7 @@ def test_ctrl_c_saves_and_the_same_command_resumes(write_spec, oblrpo, tmp_path)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds trainings in /proc")
 def test_a_process_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
     out = tmp_path / "out"
-    spec = write_spec(**LONG | {"processes": 1}, base={"steps": 40, "save_steps": 1, "warm_start_steps": 0})
+    spec = write_spec(**TWO_RUNS | {"processes": 1}, base={"steps": 40, "save_steps": 1, "warm_start_steps": 0})
     process = launch(spec, out)
     first, second = plan_of(spec, out).all_known()
     wait_for(lambda: (first.folder.completions / "step_2.jsonl").exists())
@@ -254,7 +254,7 @@ def test_a_process_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds trainings in /proc")
 def test_trainings_end_with_the_process_that_started_them(write_spec, tmp_path):
-    spec, out = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "warm_start_steps": 0}), tmp_path / "out"
+    spec, out = write_spec(**TWO_RUNS, base={"steps": 3000, "save_steps": 0, "warm_start_steps": 0}), tmp_path / "out"
     process = launch(spec, out)
     folders = [run.folder for run in plan_of(spec, out).all_known()]
     wait_for(lambda: all((folder.completions / "step_2.jsonl").exists() for folder in folders))

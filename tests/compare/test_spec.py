@@ -41,7 +41,10 @@ TWO = {"a": {}, "b": {"algorithm": "rloo"}}
         ({"variants": TWO, "target": {"of_best": 1.2}}, ["a share is at most 1"]),
         ({"variants": TWO, "target": {"of_best": 0.5, "accuracy": 0.5}}, ["of_best and accuracy; give one of them"]),
         ({"variants": TWO, "target": {"of_gain": -1}}, ["of_gain is -1; it must be a number above 0"]),
-        ({"variants": TWO, "target": {"accurcy": 0.5}}, ["unknown key 'accurcy' of target"]),
+        (
+            {"variants": TWO, "target": {"accurcy": 0.5}},
+            ["spec.yaml: target has no 'accurcy'", "Did you mean 'accuracy'?"],
+        ),
         ({"variants": TWO, "target": {"curve": "loss"}}, ["choose one of: accuracy, reward"]),
         ({"variants": TWO, "target": {"window": 4}}, ["it must be odd"]),
         ({"variants": TWO, "share_warm_start": "maybe"}, ["share_warm_start is 'maybe'; it must be true or false"]),

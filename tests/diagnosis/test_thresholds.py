@@ -1,5 +1,7 @@
 """Every condition just inside and just outside of each of its thresholds: levels without noise, and the noise."""
 
+import math
+
 import pytest
 
 from oblrpo.diagnosis import CONDITIONS, Facts, Watch
@@ -35,19 +37,19 @@ def evaluated(before, after, right):
     return [row | ({"eval/accuracy": right} if row["step"] % 10 == 0 else {}) for row in rows]
 
 
-def spikes(many):
+def spikes(level, many=1, before=30, gap=5, spread=0.01):
     """So many steps whose norm is as high, among others that vary a little."""
-    norms = {"grad_norm": lambda step: 1 + step % 2 / 100}
-    return lambda level: run((30, norms), *[(1, {"grad_norm": level}), (5, norms)] * many)
+    norms = {"grad_norm": lambda step: math.exp(spread * (-1) ** step)}
+    return run((before, norms), *[(1, {"grad_norm": level}), (gap, norms)] * many)
 
 
-def swing(factor):
-    return run((30, {"learning_rate": lambda step: 1e-4 * factor ** (step % 2)}))
+def swing(factor, steps=30):
+    return run((steps, {"learning_rate": lambda step: 1e-4 * factor ** (step % 2)}))
 
 
 def parts(low, steps=90, high=0.98):
     """A format that is earned and a task that is not, which changes once."""
-    return run((steps, {"rewards/format/mean": high, "rewards/task/mean": low, "reward": high + low}))
+    return run((steps, {"rewards/format/mean": high, "rewards/task/mean": low, "reward": 1.1}))
 
 
 def traded(task):
@@ -83,6 +85,9 @@ THRESHOLDS = [
     ("reward without accuracy", lambda reward: evaluated(0.3, reward, 0.3), 0.51, 0.49, {}),
     ("reward without accuracy", lambda right: evaluated(0.96, 0.96, right), 0.42, 0.44, {}),
     ("reward without accuracy", lambda reward: evaluated(reward, reward, 0.3), 0.901, 0.899, {}),
+    ("reward without accuracy", lambda right: evaluated(3.0, 5.0, right), 0.949, 0.951, {}),
+    ("reward without accuracy", lambda steps: evaluated(0.96, 0.96, 0.3)[:steps], 40, 39, {}),
+    ("reward without accuracy", lambda steps: evaluated(0.96, 0.96, 0.42)[:steps], 80, 79, {}),
     ("same reward", lambda n: run((30, {}), (n, OUTAGE)), 5, 4, {}),
     ("same reward", lambda n: [{"step": row["step"], "reward": row["step"] / 99 * (row["step"] < 31)}
                                for row in run((30 + n, {}))], 20, 19, {}),
@@ -92,12 +97,17 @@ THRESHOLDS = [
                                            (1, {"reward": reward, "reward_std": 99})), 10.06, 10.04, {}),
     ("not finite", lambda skipped: run((1, {"skipped": skipped})), 1, 0, {}),
     ("gradient cut off", lambda n: run((20, {}), (n, {"grad_norm": 0.0})), 3, 2, {}),
+    ("gradient cut off", lambda share: run((9, {"grad_norm": 0.0, "frac_reward_zero_std": share})), 0.49, 0.51,
+     {"every": 10}),
     ("reward fell", from_to("reward", 0.5), 0.349, 0.351, {}),
     ("reward fell", lambda low: run((20, {"reward": 0.3}), (20, {"reward": 0.5}), (20, {"reward": low})),
      0.399, 0.401, {}),
+    ("reward fell", lambda steps: run((steps, {"reward": 0.5}), (10, {"reward": 0.9}), (10, {"reward": 0.5})),
+     60, 70, {}),
     ("task traded", traded, 0.374, 0.376, {}),
     ("format saturated", parts, 0.48, 0.50, {}),
     ("format saturated", lambda steps: parts(0.1, steps), 80, 79, {}),
+    ("format saturated", lambda steps: parts(lambda step: 0.1 + step % 2 / 100, steps), 80, 79, {}),
     ("no gradient", lambda n: run((20, {}), (n, {"grad_norm": 0.0, "frac_reward_zero_std": 1.0})), 3, 2, {}),
     ("entropy collapsed", from_to("entropy", 1.0), 0.099, 0.101, {}),
     ("entropy collapsed", from_to("entropy", 1.0, **RISING), 0.0199, 0.0201, {}),
@@ -116,19 +126,25 @@ THRESHOLDS = [
     ("updates lost", lambda n: run((30, {"step_kl": 0.1}), (n, {"step_kl": 0.0})), 10, 9, {}),
     ("rewards missing", lambda share: run((20, {"completions/masked_ratio": share})), 0.11, 0.09, {}),
     ("sampler mismatch", lambda apart: run((5, {SAMPLED.format("sampling"): apart})), 0.051, 0.049, {}),
+    ("sampler mismatch", lambda steps: run((steps, {SAMPLED.format("sampling"): 0.2})), 2, 1, {}),
     ("sampler mismatch", lambda apart: run((5, {SAMPLED.format("sequence"): apart})), 0.101, 0.099,
      {"corrects_sampler": False}),
     ("sampler mismatch", lambda apart: run((5, {SAMPLED.format("sequence"): apart})), 1.01, 0.99,
      {"corrects_sampler": True}),
     ("baselines explode", from_to("baseline/spread", 0.2, reward=5.0), 2.01, 1.99, {}),
+    ("baselines explode", lambda n: run((n, {"baseline/spread": 0.2}), (1, {"baseline/spread": 9.0})), 10, 9, {}),
     ("baselines explode", from_to("baseline/spread", 0.02, reward_std=0.1), 0.51, 0.49, {}),
     ("baselines explode", from_to("baseline/spread", 0.02, reward_std=0.7), 0.71, 0.69, {}),
     ("gradient grows", from_to("grad_norm", 1.0), 10.1, 9.9, {}),
     ("gradient grows", from_to("grad_norm", 1.0, **RISING), 50.1, 49.9, {}),
-    ("gradient spikes", spikes(3), 10.2, 9.9, {}),
-    ("gradient spikes", spikes(1), 30.3, 29.9, {}),
-    ("gradient spikes", lambda many: spikes(many)(20.0), 3, 2, {}),
+    ("gradient spikes", lambda level: spikes(level, 3), 10.2, 9.8, {}),
+    ("gradient spikes", spikes, 30.4, 29.6, {}),
+    ("gradient spikes", lambda many: spikes(20.0, many), 3, 2, {}),
+    ("gradient spikes", lambda before: spikes(40.0, before=before), 20, 19, {}),
+    ("gradient spikes", lambda gap: spikes(20.0, 3, gap=gap), 48, 49, {}),
+    ("gradient spikes", lambda level: spikes(level, spread=0.4), math.exp(3.6), math.exp(3.5), {}),
     ("rate oscillates", swing, 2.01, 1.99, {}),
+    ("rate oscillates", lambda steps: swing(4.0, steps), 21, 20, {}),
     ("clipping", lambda share: run((20, {"clip_ratio/region_mean": share})), 0.251, 0.249, {}),
     ("truncation", from_to(CUT, 0.05), 0.251, 0.249, {}),
     ("truncation", lambda before: from_to(CUT, before, **RISING)(0.3), 0.099, 0.101, {}),

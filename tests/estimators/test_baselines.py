@@ -1,5 +1,7 @@
 """The formulas in plain Python, group by group of whatever size; and bad input."""
 
+import dataclasses
+import inspect
 import itertools
 import statistics
 
@@ -8,8 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab import pages
 from oblrpo import estimators
-from oblrpo.estimators import BASELINES, Prior
+from oblrpo.algorithms import resolve
+from oblrpo.estimators import BASELINES, NORMALISATIONS, WEIGHTINGS, Prior, baseline, under_every_baseline
+from oblrpo.estimators.baselines import FUNCTIONS
+from oblrpo.settings import AlgorithmConfig, OptimConfig
+from oblrpo.tables import algorithms
 
 FULL_PG = torch.ones(4, 5, dtype=torch.bool)
 MASKED_PG = torch.tensor(  # full, with gaps, two, one output
@@ -268,3 +275,25 @@ def test_bad_input_is_named(name, rewards, inputs, message):
 def test_inputs_that_others_need_may_be_there():
     inputs = random_inputs()
     assert torch.equal(estimators.baseline("rloo", **inputs), estimators.baseline("rloo", inputs["rewards_PG"]))
+
+
+def test_every_row_has_a_function_that_takes_what_it_needs():
+    assert list(FUNCTIONS) == list(BASELINES)
+    for name, row in BASELINES.items():
+        assert tuple(inspect.signature(FUNCTIONS[name]).parameters) == ("rewards_PG", "valid_PG", *row.needs), name
+        assert row.normalisation in NORMALISATIONS
+        assert row.meaning.endswith(".")
+    assert (list(NORMALISATIONS), tuple(WEIGHTINGS)) == (list(algorithms.NORMALISATIONS), algorithms.WEIGHTINGS)
+
+
+def test_a_new_baseline_is_a_row_and_a_function(monkeypatch):
+    """Settings, ledger and pages know it from then on."""
+    row = dataclasses.replace(BASELINES["rloo"], meaning="Twice that of RLOO.", normalisation="batch_std")
+    monkeypatch.setitem(BASELINES, "twice", row)
+    monkeypatch.setitem(FUNCTIONS, "twice", lambda rewards_PG, valid_PG: 2 * FUNCTIONS["rloo"](rewards_PG, valid_PG))
+    rewards_PG = torch.tensor([[1.0, 0.0, 0.5]])
+    assert resolve(AlgorithmConfig(baseline="twice"), OptimConfig()).normalisation == "batch_std"
+    torch.testing.assert_close(
+        under_every_baseline(rewards_PG, {})["twice"][0], rewards_PG - 2 * baseline("rloo", rewards_PG)
+    )
+    assert "| `twice` | Twice that of RLOO. | yes |" in pages.baselines()

@@ -71,7 +71,7 @@ def test_how_far_a_prior_of_the_batch_puts_the_signal_off():
         other_RPD=torch.tensor([[[3.0], [3.0]], [[1.0], [1.0]]]),
     )
     # 1.96 * 0.7071 / sqrt(2); the noise is (4 + 1) / 2 - 1, under the other prior (9 + 1) / 2 - 1
-    assert tally.told() == "1.500 +- 0.980 | 0.667 | +0.3333 | 2.667"
+    assert tally.row() == "1.500 +- 0.980 | 0.667 | +0.3333 | 2.667"
 
 
 @pytest.mark.parametrize("past_only", [False, True])

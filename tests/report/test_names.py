@@ -11,6 +11,7 @@ from oblrpo.diagnosis import CONDITIONS, Finding, Watch, diagnose
 from oblrpo.diagnosis.condition import Reading
 from oblrpo.report.html import markup
 from oblrpo.report.page import write_report
+from oblrpo.tables.metrics import metric_of
 from oblrpo.trainer.monitors import Monitors
 from tests.report.conftest import row
 
@@ -59,3 +60,7 @@ def test_nobody_else_spells_their_names():
     for path in source.rglob("*.py"):
         spelt = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)} & names
         assert not spelt, path
+
+
+def test_conditions_read_metrics_of_the_table():
+    assert all(metric_of(column) for condition in CONDITIONS for column in condition.columns)

@@ -18,7 +18,7 @@ from oblrpo.report.ledger import variance_ratios
 from oblrpo.report.page import DRAWN, write_report
 from oblrpo.report.record import read_run
 from oblrpo.tables.baselines import BASELINES
-from oblrpo.tables.metrics import CHARTS, ROW_OF, WINDOW
+from oblrpo.tables.metrics import AVERAGED_STEPS, CHARTS, ROW_OF
 from tests.report.conftest import completions, row
 
 BEFORE = {"step": 0, "eval/accuracy": 0.25, "eval/accuracy_stderr": 0.02}
@@ -103,7 +103,7 @@ def test_steps_without_an_update_or_rewards_have_no_values(write_run):
 def test_the_interval_of_the_averaged_reward(write_run):
     """Nine steps of standard error 0.05 each: 1.96 x 0.05 / 3; the ends, of fewer steps, are left out."""
     line = reward_line(read_run(write_run([row(step) for step in range(1, 21)])).steps)
-    half = WINDOW // 2
+    half = AVERAGED_STEPS // 2
     assert line.y[:half] == [None] * half
     assert line.y[-half:] == [None] * half
     assert line.y[half] == pytest.approx(0.25)

@@ -17,7 +17,7 @@ from oblrpo.settings import Mapping, Positional, yaml_text
 class CompareCommand:
     """Train every variant of a comparison at its learning rates and seeds, in parallel, and write one page about it.
 
-    What is finished is not repeated: the same command resumes after an interruption. Examples: `oblrpo compare
+    Finished runs are not repeated: the same command resumes after an interruption. Examples: `oblrpo compare
     against-rloo --output runs/rloo`; `oblrpo compare my.yaml --dry-run`; `oblrpo compare fixed-rates --seeds 5 --set
     '{steps: 60}'`.
     """
@@ -27,23 +27,24 @@ class CompareCommand:
     output: str = ""
     """Folder for runs, page and table. Empty: runs/ and the comparison's name."""
     set: tuple[Mapping, ...] = ()
-    """Train settings over the comparison's base, for all variants, such as '{task: addition, steps: 60}'."""
+    """Train settings that override the comparison's base for all variants, such as '{task: addition, steps: 60}'."""
     base: str = ""
-    """A recipe or YAML file in place of the comparison's base."""
+    """A recipe or YAML file that replaces the comparison's base."""
     learning_rates: tuple[float, ...] = ()
-    """Rates in place of those of every variant that does not fix one."""
+    """Learning rates of every variant that does not fix its own."""
     seeds: int = 0
-    """Seeds 0 to N - 1 in place of the comparison's."""
+    """Number of seeds, from 0 on. 0: the comparison's."""
     search_seeds: int = -1
-    """The first so many seeds choose each variant's rate, which then runs on all seeds. 0: every rate on every seed."""
+    """Number of seeds that choose each variant's rate, which then runs on all seeds. 0: every rate runs on every seed.
+    -1: the comparison's."""
     target: Mapping = field(default_factory=dict)
-    """Keys over the comparison's target, such as '{of_gain: 0.8}'; with --only-report, for the runs that are there."""
+    """Keys that override the comparison's target, such as '{of_gain: 0.8}'; with --only-report, for existing runs."""
     processes: int = 0
-    """Trainings at a time. 0: the comparison's, or one a CPU core, or one in all for a `model` of your own."""
+    """Number of trainings at a time. 0: the comparison's, else one per CPU core, or one if a `model` is loaded."""
     dry_run: bool = False
     """Check everything, print the resolved comparison and its runs; write nothing."""
     only_report: bool = False
-    """Write page and table from the runs that are there; train nothing."""
+    """Write page and table from the existing runs; train nothing."""
 
 
 def run(argv: list[str]) -> None:
@@ -69,7 +70,7 @@ def run(argv: list[str]) -> None:
     if not command.only_report:
         conductor.run()
     _report(plan, console)
-    if failed := list(conductor.failed.values()):
+    if failed := conductor.failed:
         raise InputError(f"{len(failed)} of {plan.count()} runs failed; the same command tries them again. {failed[0]}")
 
 

@@ -24,12 +24,12 @@ class DiagnoseCommand:
     """Folder of a run, ours or TRL's, or a file: what trainers print or write, JSON, or a table: CSV, of a notebook, or
     exported from W&B or TensorBoard."""
     look: bool = False
-    """Also measure once what logs cannot say, of one policy, the newest checkpoint's: noise, batch, baselines."""
+    """Also measure what logs cannot show, at the newest checkpoint: gradient noise, batch size, baselines."""
     prompts: int = 0
-    """Prompts of the batch that --look draws. 0: as many as a step of the run has, 32 at least."""
+    """Prompts in the batch that --look draws. 0: as many as in a step of the run, at least 32."""
     checkpoints: int = 1
-    """Newest checkpoints that --look measures, each a policy of its own; of several also their mean N SNR. There are as
-    many as `oblrpo train --save-total-limit` keeps, 2 and the best unless it is set."""
+    """Number of newest checkpoints that --look measures; for several also their mean N SNR. `oblrpo train
+    --save-total-limit` says how many are kept, 2 and the best by default."""
     json: bool = False
     """Print one JSON object instead of text."""
 

@@ -20,8 +20,8 @@ from oblrpo.settings import Positional, RewardsConfig, SamplingConfig, TrainConf
 class EvaluateCommand:
     """avg@k, pass@k and maj@k with 95 % intervals over problems: on mathematical benchmarks, or by rewards on any rows.
 
-    A checkpoint of a run, or the newest where the run is named, is evaluated as the run does it, by the run's rewards;
-    without `--data` on its held-out problems. On a benchmark only the run's use of the chat template counts.
+    A checkpoint of a run (the newest if the run is named) is evaluated with the run's settings and rewards, and without
+    `--data` on its held-out problems. On a benchmark only the run's use of the chat template counts.
 
     Examples: `oblrpo evaluate runs/demo`; `oblrpo evaluate runs/demo/checkpoints/step_100`;
     `oblrpo evaluate runs/mine/checkpoints/step_100 --data test.jsonl --rewards numeric --samples 8`;
@@ -37,18 +37,18 @@ class EvaluateCommand:
     """JSONL file with rows {"index": row of the data, from 0, "completion": text}; equally many of every problem of a
     benchmark."""
     data: tuple[str, ...] = ()
-    """Files, read one after the other, or one data set of the hub: rows to go by rewards on, or one benchmark as
-    published. None: the benchmark from the hub; without one the held-out problems of the run that the model lies in."""
+    """Files, read one after another, or one data set of the hub: rows to evaluate by rewards, or one benchmark as
+    published. None: the benchmark from the hub, or else the held-out problems of the model's run."""
     regrade: bool = False
-    """Draw nothing; grade again what `output` holds."""
+    """Draw nothing; grade the completions in `output` again."""
     k: tuple[int, ...] = ()
-    """Sizes for pass@k and maj@k. None: 1, 2, 4, ... and all completions of a problem."""
+    """Values of k for pass@k and maj@k. None: 1, 2, 4,... and the number of completions per problem."""
     json: bool = False
     """Print one JSON object instead of a table."""
     processes: int = 1
     """Worker processes that compare formulas of a benchmark."""
     seconds: float = 5.0
-    """Longest time for one comparison; after it the answer counts as wrong, and as a timeout."""
+    """Time limit of one comparison; after it the answer counts as wrong, and as a timeout."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     grading: RewardsConfig = field(default_factory=RewardsConfig)
 

@@ -23,9 +23,9 @@ class ExportCommand:
     output: str = ""
     """Folder to write. Empty: RUN/export."""
     step: int | None = None
-    """Step of the checkpoint, such as that of the highest held-out accuracy. None: the newest."""
+    """Step of the checkpoint, such as the one with the highest held-out accuracy. None: the newest."""
     merge: bool = False
-    """Add adapters to the weights of their model, so that the folder holds a whole model."""
+    """Add adapters to the weights of their model, so that the folder holds a complete model."""
 
 
 def run(argv: list[str]) -> None:

@@ -13,19 +13,19 @@ from oblrpo.settings import Positional
 class ReportCommand:
     """Write one HTML page of a run from its metrics and completions: curves with intervals, samples, warnings.
 
-    Of a folder of TRL's it shows what the log holds, and says what it does not.
+    For a run of TRL it shows what the log contains, and says what is missing.
 
     Examples: `oblrpo report runs/demo`; `oblrpo report runs/demo --follow`, while it trains in another terminal.
     """
 
     run: Annotated[str, Positional("RUN", "the folder of a run")] = ""
-    """Folder of a run, or `output_dir` of one of TRL."""
+    """Folder of a run, or `output_dir` of a run of TRL."""
     output: str = ""
     """File to write. Empty: RUN/report.html."""
     follow: bool = False
-    """Write the page again whenever the run has moved, until its last step or Ctrl-C; a browser reloads it."""
+    """Write the page again whenever the run has advanced, until its last step or Ctrl-C; a browser reloads it."""
     seconds: int = 10
-    """Seconds between two looks, and between two reloads of the page, with --follow."""
+    """Seconds between updates of the page with --follow."""
 
 
 def run(argv: list[str]) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from oblrpo.cli.flags import misplaced, parse
 from oblrpo.cli.help import COMMON, print_settings
-from oblrpo.commands import carry_out, check_files, check_settings, saved_settings
+from oblrpo.commands import carry_out, check_files, check_settings, saved_settings, summary_of
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, yaml_text
 
@@ -24,7 +24,7 @@ class TrainCommand:
     resume: bool = False
     """Resume the run in `--output` from its latest checkpoint, under the settings it was started with."""
     accept_changed: bool = False
-    """With --resume: resume although data or the source of rewards are not what the run was started with."""
+    """With --resume: resume although data or rewards have changed since the run started."""
     dry_run: bool = False
     """Print the resolved settings, the parameter count, the batch sizes and the memory of a step; write nothing."""
 
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> None:
         from transformers.utils import logging as transformers_logging
 
         from oblrpo.memory import resident_bytes
-        from oblrpo.report.console import Progress, summary
+        from oblrpo.report.console import Progress
         from oblrpo.report.html import seen
         from oblrpo.trainer.loop import Trainer
         from oblrpo.trainer.peak_memory import peak_memory
@@ -69,9 +69,7 @@ def run(argv: list[str]) -> None:
         print(f"memory     {peak}")
         return
     carry_out(trainer, Progress(Console(soft_wrap=True, markup=False)))
-    rows, config = trainer.folder.read_metrics(), trainer.config
-    best = trainer.folder.best_step(trainer.accuracy)
-    print(summary(rows, config.run.output, trainer.monitors.watch.facts, best))
+    print(summary_of(trainer))
 
 
 def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:

@@ -12,7 +12,7 @@ from oblrpo.compare.summary import ENDED, Curve, Outcome, Result, Summary, band
 from oblrpo.report.charts import INK, Line, below_legend, chart, drawing, error_bar, legend, look
 from oblrpo.report.curves import averages
 from oblrpo.tables.baselines import COMPARED
-from oblrpo.tables.metrics import WINDOW
+from oblrpo.tables.metrics import AVERAGED_STEPS
 
 ACCURACY = "held-out accuracy"
 MARGIN = 1.4  # how far an axis of rates goes beyond the lowest and the highest, as a factor
@@ -32,7 +32,7 @@ def learning(summary: Summary) -> list[Markup]:
     drawings = []
     for title, curve, unit, levels in (
         ("Held-out accuracy at the best rate", _accuracy, ACCURACY, [(summary.level or 0.0, "target")] * target),
-        (f"Reward, mean of {WINDOW} steps", averaged, "mean reward", []),
+        (f"Reward, mean of {AVERAGED_STEPS} steps", averaged, "mean reward", []),
     ):
         lines = [_line(name, outcome.best, curve) for name, outcome in zip(labels, summary.outcomes, strict=True)]
         drawings.append(chart(title, lines, xlabel="completions", ylabel=unit, levels=levels))

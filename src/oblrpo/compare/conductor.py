@@ -33,26 +33,27 @@ class Conductor:
     def __init__(self, plan: Plan, console: Console) -> None:
         self.plan, self.console = plan, console
         self.processes = plan.processes()
-        self.done: set[str] = set()
-        """Runs that need nothing more."""
-        self.failed: dict[str, str] = {}
-        """Runs that failed in this call, and why."""
+        self.ended: dict[str, str] = {}
+        """Runs that need nothing more, with an empty text, and those that failed in this call, with the reason."""
         self.running: dict[str, Training] = {}
         self.later: dict[str, list[PlannedRun]] = {}
         """By variant, the runs at the rate that its search chose."""
         self._begun, self._done_before = time.monotonic(), 0
 
+    @property
+    def failed(self) -> list[str]:
+        """Why runs failed in this call."""
+        return [reason for reason in self.ended.values() if reason]
+
     def run(self) -> None:
         """Train every run that is not done; a KeyboardInterrupt comes out once runs in progress have saved."""
         for run in self.plan.all_known():
-            run.check_same()
-            if run.is_done():
-                self.done.add(run.place)
-        if self.done:
-            self._done_before = len(self.done)
-            self._say(f"{len(self.done)} of {self.plan.count()} runs are already done")
+            self._check(run)
+        if self.ended:
+            self._done_before = len(self.ended)
+            self._say(f"{len(self.ended)} of {self.plan.count()} runs are already done")
         try:
-            if len(self.done) < self.plan.count():
+            if len(self.ended) < self.plan.count():
                 training.check(self.plan)
                 self.plan.output.mkdir(parents=True, exist_ok=True)
                 live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.progress)
@@ -60,7 +61,7 @@ class Conductor:
                     self._train()
         except KeyboardInterrupt:
             self._stop()
-            done = sum(run.place in self.done for run in self.plan.all_known())
+            done = sum(map(self._is_done, self.plan.all_known()))
             raise KeyboardInterrupt(
                 f"stopped with {done} of {self.plan.count()} runs finished; run the same command to continue."
             ) from None
@@ -79,7 +80,7 @@ class Conductor:
                 where += "" if row.get("reward") is None else f", reward {row['reward']:.3f}"
                 share_done += row["step"] / max(1, steps)
             lines.append(f"  {current.run.name}: {where}")
-        spent, ended, total = time.monotonic() - self._begun, sum(map(self._has_ended, self._runs())), self.plan.count()
+        spent, ended, total = time.monotonic() - self._begun, self._count_ended(), self.plan.count()
         done_here = ended - self._done_before + share_done
         times = f"{ended}/{total} runs, {timedelta(seconds=round(spent))}"
         if done_here > 0.2:  # before that nothing is known of the rest
@@ -103,8 +104,8 @@ class Conductor:
 
     def _end(self, ended: Training) -> None:
         run = ended.run
+        self.ended[run.place] = ""
         if ended.process.exitcode == 0:
-            self.done.add(run.place)
             if not self.plan.spec.keep_checkpoints and run.config.run.steps:
                 shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
             accuracy = run.final_accuracy()
@@ -114,16 +115,14 @@ class Conductor:
         if run.failure() is None:
             run.note_failure("failed", training.how_it_ended(ended.process))
         kind, message = run.failure() or ("", "")
-        if kind == "diverged":
-            self.done.add(run.place)
-        else:
-            self.failed[run.place] = f"{run.name}: {message}"
+        if kind != "diverged":
+            self.ended[run.place] = f"{run.name}: {message}"
         self._report(run, f"{kind}: {message}", ended)
 
     def _report(self, run: PlannedRun, outcome: str, ended: Training | None = None) -> None:
-        done = f"[{sum(map(self._has_ended, self._runs()))}/{self.plan.count()}]"
+        done = f"[{self._count_ended()}/{self.plan.count()}]"
         seconds = time.monotonic() - ended.begun if ended else 0.0
-        failed = run.place in self.failed or outcome.startswith("diverged")
+        failed = self.ended[run.place] or outcome.startswith("diverged")
         self._say(f"{done:>9} {run.name}: {outcome} ({seconds:.0f} s)", "yellow" if failed else None)
 
     def _say(self, line: str, style: str | None = None) -> None:
@@ -136,15 +135,15 @@ class Conductor:
     def _ready(self) -> list[PlannedRun]:
         """Return what can start now; a warm start that several runs wait for comes first, and once."""
         for variant in self.plan.spec.variants:
-            if variant.name not in self.later and all(map(self._has_ended, self.plan.search(variant))):
+            if variant.name not in self.later and all(run.place in self.ended for run in self.plan.search(variant)):
                 self._add_later(variant)
         # Seed by seed over all variants, so that what is there early can be compared.
         order = {seed: place for place, seed in enumerate(self.plan.spec.seeds)}
-        wanted = [run for run in self._runs() if not self._has_ended(run)]
+        wanted = [run for run in self._runs() if run.place not in self.ended]
         possible: dict[str, PlannedRun] = {}
         for run in sorted(wanted, key=lambda run: order[run.config.run.seed]):
             needed = run.start if run.start and not self._is_done(run.start) else run
-            if needed.place not in self.running and needed.place not in self.failed:
+            if needed.place not in self.running and needed.place not in self.ended:
                 possible[needed.place] = needed
         return sorted(possible.values(), key=lambda run: run.config.run.steps > 0)
 
@@ -153,20 +152,24 @@ class Conductor:
         self.later[variant.name] = self.plan.later(variant)
         for run in self.later[variant.name]:
             try:
-                run.check_same()
-                if run.is_done():
-                    self.done.add(run.place)
+                self._check(run)
             except InputError as error:  # the others continue
-                self.failed[run.place] = f"{run.name}: {error}"
+                self.ended[run.place] = f"{run.name}: {error}"
                 self._report(run, f"failed: {error}")
 
-    def _has_ended(self, run: PlannedRun) -> bool:
-        return self._is_done(run) or run.place in self.failed
+    def _check(self, run: PlannedRun) -> None:
+        """Refuse what lies in the run's place if it was made with other settings; note if nothing is left to do."""
+        run.check_same()
+        if run.is_done():
+            self.ended[run.place] = ""
 
     def _is_done(self, run: PlannedRun) -> bool:
-        if run.place not in self.done and run.is_warm_start and run.is_done():
-            self.done.add(run.place)  # the plan does not list it
-        return run.place in self.done
+        if run.place not in self.ended and run.is_warm_start and run.is_done():
+            self.ended[run.place] = ""  # the plan does not list it
+        return self.ended.get(run.place) == ""
+
+    def _count_ended(self) -> int:
+        return sum(run.place in self.ended for run in self._runs())
 
     def _stop(self) -> None:
         """Let the trainings finish their step and save."""

@@ -5,14 +5,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings import TrainConfig, file_named, load_recipe, read_yaml_file, with_settings
+from oblrpo.settings.typed import of_mapping
 
 SPECS = files("oblrpo") / "recipes" / "compare"
 
-# They save seldom: a killed run loses some steps.
+# Checkpoints are rare: a killed run loses some steps.
 DEFAULTS: dict[str, Any] = {"save_steps": 20, "save_total_limit": 1}
 """Settings of every run that neither the recipe nor the spec names."""
 
@@ -46,7 +47,7 @@ class Target:
     of_best: float | None = None  # a share of the best variant's end
     of_gain: float | None = None  # a share of the way from where runs begin to the best variant's end
     accuracy: float | None = None  # the level itself
-    curve: str = "accuracy"
+    curve: Literal["accuracy", "reward"] = "accuracy"
     """The curve that has to reach the level: accuracy (held out) or reward (of the training batches)."""
     window: int = 3  # points of the curve in its centred moving average
 
@@ -90,7 +91,9 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
     """
     file, ours = file_named(name, SPECS, "comparison")
     raw, source = read_yaml_file(file), Path(name).name
-    _refuse_unknown(raw, KEYS, source)
+    for key in raw:
+        hint = did_you_mean(key, KEYS)
+        _require(key in KEYS, f"{source}: unknown key {key!r}; choose from: {', '.join(KEYS)}.{hint}")
     variants = _mapping(raw.get("variants"), "variants", source)
     if "learning_rates" in overrides:
         own = [variant for variant in variants.values() if isinstance(variant, dict)]
@@ -117,7 +120,7 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
         if (key == "learning_rate" and "learning_rates" in raw) or all(
             hiding & (variant or {}).keys() for variant in variants.values()
         ):
-            raise InputError(f"--set {key}: every variant of {source} has its own, so that it would change nothing.")
+            raise InputError(f"--set {key}: every variant of {source} has its own, so it has no effect; remove it.")
     return spec
 
 
@@ -151,12 +154,6 @@ def _resolve(raw: dict[str, Any], source: str, given: Iterable[str]) -> Spec:
 def _require(holds: Any, sentence: str) -> None:
     if not holds:
         raise InputError(sentence)
-
-
-def _refuse_unknown(mapping: dict[str, Any], keys: tuple[str, ...], source: str, of: str = "") -> None:
-    for key in mapping:
-        hint = did_you_mean(str(key), keys)
-        _require(key in keys, f"{source}: unknown key {key!r}{of}; choose from: {', '.join(keys)}.{hint}")
 
 
 def _refuse_ours(settings: dict[str, Any], source: str) -> None:
@@ -205,18 +202,15 @@ def _seeds(value: Any, source: str) -> tuple[int, ...]:
 
 def _target(value: Any, source: str) -> Target:
     keys = _mapping(value, "target", source)
-    _refuse_unknown(keys, tuple(field.name for field in fields(Target)), source, " of target")
     levels = [key for key in LEVELS if key in keys]
     _require(len(levels) < 2, f"{source}: target has {' and '.join(levels)}; give one of them.")
+    target = of_mapping(Target, ({} if levels else {"of_best": 0.8}) | keys, f"{source}: target")
     for key in levels:
-        level, place = keys[key], f"{source}: target {key} is {keys[key]!r}"
-        _require(type(level) in {int, float} and 0 < level < 1e300, f"{place}; it must be a number above 0.")
+        level, place = getattr(target, key), f"{source}: target {key} is {keys[key]!r}"
+        _require(level is not None and 0 < level < 1e300, f"{place}; it must be a number above 0.")
         _require(key == "accuracy" or level <= 1, f"{place}; a share is at most 1.")
-    target = Target(**({} if levels else {"of_best": 0.8}) | keys)
-    curve, window = f"{source}: target curve is {target.curve!r}", f"{source}: target window is {target.window!r}"
-    _require(target.curve in ("accuracy", "reward"), f"{curve}; choose one of: accuracy, reward.")
-    _require(type(target.window) is int and target.window > 0, f"{window}; it must be a whole number of at least 1.")
-    _require(target.window % 2, f"{window}; it must be odd, because it is centred on each point.")
+    odd = target.window > 0 and target.window % 2
+    _require(odd, f"{source}: target window is {target.window}; it must be odd, because it is centred on each point.")
     return target
 
 

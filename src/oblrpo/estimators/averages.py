@@ -14,7 +14,7 @@ APART = 2.0
 STABLE = 3.0
 """How many times a batch's scale may differ from what earlier batches predicted; beyond it, it is the batch's own."""
 SCALE_MEMORY = 0.7
-"""Decay of the scale that earlier batches foretell."""
+"""Decay of the scale that earlier batches predict."""
 CHOSEN = 1.1
 """How many times an interval is wider because the average under it was chosen among several; by simulation."""
 
@@ -81,11 +81,9 @@ class MomentAverage:
     def __init__(self, decay: float) -> None:
         self._averages = [_Average(each) for each in (*(each for each in SHORTER if each < decay), decay)]
         self._count = self._n = 0
-        self._foretold = 0.0
+        self._predicted = 0.0
         self.scale = 0.0
         """The scale c of the last batch's squared gradient."""
-
-    _STATE = ("_count", "_n", "_foretold", "scale")
 
     def add(self, batch: Moments) -> None:
         """Take in one batch."""
@@ -93,8 +91,8 @@ class MomentAverage:
         if not batch.has_gradient:
             return
         own = abs(batch.signal2) + abs(batch.trace_cov)
-        self.scale = min(max(self._foretold, own / STABLE), own * STABLE) if self._count else own
-        self._foretold = SCALE_MEMORY * self.scale + (1 - SCALE_MEMORY) * own
+        self.scale = min(max(self._predicted, own / STABLE), own * STABLE) if self._count else own
+        self._predicted = SCALE_MEMORY * self.scale + (1 - SCALE_MEMORY) * own
         self._count += 1
         for average in self._averages:
             average.add(batch.signal2 / self.scale, batch.trace_cov / self.scale, batch.spared / self.scale)
@@ -157,8 +155,8 @@ class MomentAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """The averages as plain numbers."""
-        numbers = {key.removeprefix("_"): getattr(self, key) for key in self._STATE}
-        return numbers | {"sums": [average.sums for average in self._averages]}
+        numbers = {"count": self._count, "n": self._n, "predicted": self._predicted, "scale": self.scale}
+        return numbers | {"sums": [list(average.sums) for average in self._averages]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
@@ -166,8 +164,8 @@ class MomentAverage:
             raise KeyError("sums of as many averages")
         for average, sums in zip(self._averages, state["sums"], strict=True):
             average.sums = list(sums)
-        for key in self._STATE:
-            setattr(self, key, state[key.removeprefix("_")])
+        self._count, self._n = state["count"], state["n"]
+        self._predicted, self.scale = state["predicted"], state["scale"]
 
 
 def _student(z: float, df: float) -> float:

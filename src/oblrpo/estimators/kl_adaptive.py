@@ -48,7 +48,7 @@ class KLAdaptive:
     def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
         """Measure the update, which stays as it is, and choose the rate of the next one."""
         kl = self.gauge.kl(change, used)
-        self.gauge.held = []
+        self.gauge.copies = []
         if kl > TOLERANCE * self.target_kl:
             self.rate = max(self.rate / FACTOR, LEAST_RATE)
         elif 0 < kl < self.target_kl / TOLERANCE:

@@ -74,12 +74,12 @@ def under_every_baseline(
     Returns:
         For every name F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
     """
-    measured, found = {*inputs, "prior"}, {}
+    measured, under = {*inputs, "prior"}, {}
     for name, entry in BASELINES.items():
         if entry.smallest_group <= rewards_PG.shape[1] and measured.issuperset(entry.needs):
             b = baseline(name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior, **inputs)
-            found[name] = advantages(rewards_PG, b), NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
-    return found
+            under[name] = advantages(rewards_PG, b), NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
+    return under
 
 
 def ledger(

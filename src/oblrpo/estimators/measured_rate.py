@@ -182,7 +182,7 @@ class MeasuredRate:
         """
         state, gauge, settings = self.state, self.gauge, self.settings
         if not used:  # there is nothing to shorten
-            gauge.held = []
+            gauge.copies = []
             return Step(gauge.kl(change, used), 1.0)
         most = min(self.target_kl * TOO_FAR, settings.kl) if state.root_kappa else self._aim**2
         (kl, total), left = self._taken(change, used), 1.0
@@ -244,8 +244,8 @@ class MeasuredRate:
 
     def _keep_update(self) -> None:
         """Leave the step to the optimizer's state, where the next gradient will meet it, in the copy's room."""
-        while self.gauge.held:
-            p, before, had_gradient = self.gauge.held.pop(0)
+        while self.gauge.copies:
+            p, before, had_gradient = self.gauge.copies.pop(0)
             if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
                 state = self.gauge.optimizer.state[p]
                 update = p - before

@@ -75,7 +75,7 @@ class UpdateGauge:
 
     def __init__(self, optimizer: Optimizer, low_precision: bool) -> None:
         self.optimizer, self.low_precision = optimizer, low_precision
-        self.held: list[tuple[Tensor, Tensor, bool]] = []  # parameter, copy, whether there was a gradient
+        self.copies: list[tuple[Tensor, Tensor, bool]] = []  # parameter, copy, whether there was a gradient
         self.state = GaugeState()
 
     def first_rate(self, schedule: str) -> float:
@@ -87,7 +87,7 @@ class UpdateGauge:
 
     def hold(self) -> None:
         """Copy the parameters before an update."""
-        self.held = [
+        self.copies = [
             (p, p.detach().clone(), p.grad is not None)
             for group in self.optimizer.param_groups
             for p in group["params"]
@@ -95,26 +95,26 @@ class UpdateGauge:
 
     def scale_update(self, scale: float) -> None:
         """Make the update so many times as long."""
-        for p, before, _ in self.held:
+        for p, before, _ in self.copies:
             p.copy_(before + (p - before) * scale if scale else before)
 
     def is_update(self) -> bool:
         """Whether the update has moved any weight; of sharded ones, on any rank, for all of them have to measure."""
-        moved = any(bool((_local(p) != _local(before)).any()) for p, before, _ in self.held)
-        if not any(hasattr(p, "to_local") for p, *_ in self.held):
+        moved = any(bool((_local(p) != _local(before)).any()) for p, before, _ in self.copies)
+        if not any(hasattr(p, "to_local") for p, *_ in self.copies):
             return moved
-        flag = torch.tensor(float(moved), device=_local(self.held[0][0]).device)
+        flag = torch.tensor(float(moved), device=_local(self.copies[0][0]).device)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
         return bool(flag)
 
     @contextmanager
     def put_back(self) -> Iterator[list[Tensor]]:
         """The parameters as the update made them, which they are again in the end, whatever happens."""
-        made = [p.detach().clone() for p, *_ in self.held]
+        made = [p.detach().clone() for p, *_ in self.copies]
         try:
             yield made
         finally:
-            for (p, *_), kept in zip(self.held, made, strict=True):
+            for (p, *_), kept in zip(self.copies, made, strict=True):
                 p.copy_(kept)
 
     def kl(self, change: Callable[[], Tensor], used: float | None) -> float:
@@ -135,7 +135,7 @@ class _Lengths:
         generator = torch.Generator().manual_seed(gauge.state.measured)
         largest = max(p.numel() for p in made)
         offset = (torch.rand(min(OFFSETS, largest), generator=generator) - 0.5).to(made[0].device)
-        for p, before, _ in gauge.held:
+        for p, before, _ in gauge.copies:
             p.copy_(before)
             _shift(p, offset)
         self.none = change()
@@ -173,7 +173,7 @@ class _Lengths:
         return k, change, max(0.0, min(floor, size))
 
     def _at(self, length: float) -> Tensor:
-        for (p, before, _), made in zip(self.gauge.held, self.made, strict=True):
+        for (p, before, _), made in zip(self.gauge.copies, self.made, strict=True):
             p.add_((made - before) * (length - self.length))
         self.length = length
         return self.change() - self.none

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,9 +22,8 @@ from oblrpo.settings import SamplingConfig
 from oblrpo.tasks.task import Problem
 
 # The size of a batch is among them because it decides the draws.
-OF_DRAWS = ("samples", "temperature", "top_p", "max_completion_length", "problems_per_batch", "seed")
-"""The settings, beside model and prompts, that completions depend on."""
-
+OF_DRAWS = ("samples", "temperature", "top_p", "problems_per_batch", "seed")
+"""The settings, beside model, prompts and length, that completions depend on."""
 
 LONGEST = 2048
 """Tokens of a completion at most, where nobody has said how many."""
@@ -138,34 +136,21 @@ def collect(
         length = sampling.fit(longest, length, ROOM)
     else:
         sampling.fit(max(policy.lengths(prompts, length)), length, least=length)
-    draws = {name: getattr(sampling, name) for name in OF_DRAWS} | {"max_completion_length": length}
-    if sampling.sampler == "vllm":
-        draws |= {"sampler": "vllm", "sampler_dtype": sampling.vllm.dtype}
-    settings = settings_of(policy, problems, sampling.prompt_template, draws)
+    settings = settings_of(policy, problems, sampling, length)
     saved.open(settings)
-    size, total = sampling.problems_per_batch, len(problems)
-    progress(0, total, settings.get("notes", ()))
+    samples, size, total = sampling.samples, sampling.problems_per_batch, len(problems)
     with locked(saved.file):
-        rows = saved.rows()
-        have = Counter(row.get("index") for row in rows)
-        starts = range(0, total, size)
-        finished = {
-            start
-            for start in starts
-            if all(have[index] == sampling.samples for index in range(start, min(start + size, total)))
-        }
-        if len(finished) < len(starts):  # without an unfinished last line, which the next would continue
-            kept = [json.dumps(row) + "\n" for row in rows if row["index"] // size * size in finished]
-            write_atomically(saved.file, "".join(kept))
-        for start in starts:
-            if start not in finished:
-                draws_with = sampler()
-                with policy.seeded(seed_of(sampling.seed, start)):
-                    drawn = draws_with.sample(
-                        prompts[start : start + size], sampling.samples, length, sampling.temperature, sampling.top_p
-                    )
-                with saved.file.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in _rows(drawn, start, sampling.samples, with_ids))
+        rows = saved.rows()  # of one batch after another
+        done = total if len(rows) == total * samples else len(rows) // (size * samples) * size
+        progress(done, total, settings.get("notes", ()))
+        if done < total:  # without an unfinished batch or line
+            write_atomically(saved.file, "".join(json.dumps(row) + "\n" for row in rows[: done * samples]))
+        for start in range(done, total, size):
+            draws_with, part = sampler(), prompts[start : start + size]
+            with policy.seeded(seed_of(sampling.seed, start)):
+                drawn = draws_with.sample(part, samples, length, sampling.temperature, sampling.top_p)
+            with saved.file.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in _rows(drawn, start, samples, with_ids))
             progress(min(start + size, total), total, ())
 
 
@@ -179,21 +164,23 @@ def _rows(drawn: Rollouts, start: int, samples: int, with_ids: bool) -> list[dic
     return [row | {"completion_ids": ids} for row, ids in zip(rows, drawn.ids(), strict=True)] if with_ids else rows
 
 
-def settings_of(policy: Policy, problems: Sequence[Problem], template: str, draws: dict[str, Any]) -> dict[str, Any]:
-    """Return all that the completions depend on, with one prompt as the model reads it."""
+def settings_of(policy: Policy, problems: Sequence[Problem], sampling: SamplingConfig, length: int) -> dict[str, Any]:
+    """Return all that completions of at most `length` tokens depend on, with one prompt as the model reads it."""
     first = problems[0].prompt
     return {
         "model": policy.name,
         "weights": digest_of_weights(policy.model),
         "problems": len(problems),
         "questions": digest_of_questions(questions_of(problems)),
-        "prompt_template": template,
+        "prompt_template": sampling.prompt_template,
         "first_prompt": policy.format.text(policy.tokenizer, first),
         "chat": bool(policy.format.chat),
         **({"notes": notes} if (notes := policy.format.notes(policy.tokenizer, [first])) else {}),
         "ends": policy.end_words,
         "precision": "bfloat16 arithmetic" if policy.bf16 else str(policy.model.dtype).removeprefix("torch."),
-        **draws,
+        **{name: getattr(sampling, name) for name in OF_DRAWS},
+        "max_completion_length": length,
+        **({"sampler": "vllm", "sampler_dtype": sampling.vllm.dtype} if sampling.sampler == "vllm" else {}),
         "version": version("oblrpo"),
     }
 

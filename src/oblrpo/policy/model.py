@@ -26,8 +26,7 @@ READING, CALLS = 24, {"cpu": 10**8, "cuda": 2 * 10**12}
 
 On a CPU SmolLM2's took as long as about 24 tokens; a GPU's is a reckoning (30 ms of calls, 400 TFLOP/s), not measured.
 """
-BLOCK = 1024
-"""Prompts that are tokenized at a time where only their lengths are kept."""
+BLOCK = 1024  # prompts that are tokenized at a time where only their lengths are kept
 ROOM = 64
 """Tokens that a completion keeps, where no number is set and the model's context leaves few."""
 
@@ -157,10 +156,7 @@ class Policy:
         return rows
 
     def lengths(self, prompts: Sequence[Prompt], room: int | None = 0) -> list[int]:
-        """Return the number of tokens of each prompt, checked as in `encode` unless `room` is None.
-
-        The tokens themselves are not kept, which may be many.
-        """
+        """Return the number of tokens of each prompt, checked as in `encode` unless `room` is None; none are kept."""
         blocks = (prompts[start : start + BLOCK] for start in range(0, len(prompts), BLOCK))
         lengths = [len(row) for block in blocks for row in self.tokens(block)]
         if room is not None:

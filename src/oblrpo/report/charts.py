@@ -46,11 +46,10 @@ def chart(
     ylabel: str = "",
     note: str = "",
     levels: Sequence[tuple[float, str]] = (),
-    height: float = 0.0,
 ) -> Markup:
     """Draw curves over one x axis, and dotted `levels` (y, name) across it.
 
-    `logarithmic` is about the y axis, `ylabel` its unit, `note` says how to read it. A `height` of 0 suits the legend.
+    `logarithmic` is about the y axis, `ylabel` its unit, `note` says how to read it.
     """
 
     def draw(axes: Axes) -> None:
@@ -67,8 +66,7 @@ def chart(
         if len(lines) + len(levels) > 1:
             legend(axes)
 
-    height = height or below_legend([line.label for line in lines])
-    return drawing(title, xlabel, draw, height, ylabel, note)
+    return drawing(title, xlabel, draw, below_legend([line.label for line in lines]), ylabel, note)
 
 
 def drawing(

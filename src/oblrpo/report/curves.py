@@ -12,7 +12,7 @@ from oblrpo.report import charts
 from oblrpo.report.charts import Line
 from oblrpo.report.record import RunRecord, accuracy_margin
 from oblrpo.runs import Metrics
-from oblrpo.tables.metrics import WINDOW, Chart
+from oblrpo.tables.metrics import AVERAGED_STEPS, Chart
 
 LOGARITHMIC_FROM = 20.0  # an axis is logarithmic where the greatest value is more than so many times the least
 OPEN_END = 10.0  # an open end of an interval of the critical batch is drawn at so many times all else
@@ -25,7 +25,7 @@ def course(record: RunRecord, chart: Chart) -> list[Markup]:
     if all(value == chart.blank for value in values):
         return []
     line = _averaged(rows, chart.keys, chart.ylabel) if chart.averaged else _line(record.steps, chart.keys, "")
-    return [_drawn(chart, [line], values, chart.levels)]
+    return [drawn(chart, [line], values, chart.levels)]
 
 
 def length(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -39,7 +39,7 @@ def reward(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw reward and held-out accuracy."""
     accuracy = _line(record.measured, "eval/accuracy", "held-out accuracy")
     margins = [accuracy_margin(row) for row in record.measured]
-    return [_drawn(chart, [reward_line(record.steps), _with_margins(accuracy, margins)])]
+    return [drawn(chart, [reward_line(record.steps), _with_margins(accuracy, margins)])]
 
 
 def n_snr(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -49,7 +49,7 @@ def n_snr(record: RunRecord, chart: Chart) -> list[Markup]:
         [None if row.get(key) is None else record.prompts * row[key] for row in rows] for key in ("snr_low", "snr_high")
     )
     line = replace(_line(rows, chart.keys, "N SNR"), low=low, high=high)
-    return [_drawn(chart, [line], levels=chart.levels)] if rows else []
+    return [drawn(chart, [line], levels=chart.levels)] if rows else []
 
 
 def rate(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -57,7 +57,7 @@ def rate(record: RunRecord, chart: Chart) -> list[Markup]:
     line, eta_0 = _line(record.steps, chart.keys, "learning rate"), record.number("learning_rate")
     began = "where it starts" if any("step_kl" in row for row in record.steps) else "as set, before the schedule"
     levels = [(eta_0, began)] if eta_0 > 0 and record.of_algorithm("schedule") != "off" else []
-    return [_drawn(chart, [line], [*line.y, eta_0], levels)]
+    return [drawn(chart, [line], [*line.y, eta_0], levels)]
 
 
 def critical_batch(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -68,7 +68,7 @@ def critical_batch(record: RunRecord, chart: Chart) -> list[Markup]:
     low = [1 / row["snr_high"] if row.get("snr_high") else None for row in rows]
     high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in rows]
     levels = [(prompts, f"batch used: {prompts}")] if prompts else []
-    return [_drawn(chart, [replace(line, low=low, high=high)], levels=levels, logarithmic=True)] if rows else []
+    return [drawn(chart, [replace(line, low=low, high=high)], levels=levels, logarithmic=True)] if rows else []
 
 
 def reward_line(steps: Sequence[Metrics]) -> Line:
@@ -76,14 +76,14 @@ def reward_line(steps: Sequence[Metrics]) -> Line:
     rewarded = [row for row in steps if row.get("reward") is not None]
     errors = [row.get("reward_stderr") for row in rewarded]
     margins: list[float | None] = []
-    for part in around(len(rewarded), WINDOW):
+    for part in around(len(rewarded), AVERAGED_STEPS):
         squares = [error**2 for error in errors[part] if error is not None]
         complete = len(squares) == part.stop - part.start
         margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if complete else None)
     return _with_margins(_averaged(rewarded, "reward", "reward of the batch"), margins)
 
 
-def _drawn(
+def drawn(
     chart: Chart,
     lines: Sequence[Line],
     values: Sequence[float | None] = (),
@@ -124,10 +124,10 @@ def _averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
 
 
 def averages(values: Sequence[float]) -> list[float | None]:
-    """Return the moving average over `WINDOW` values.
+    """Return the moving average over `AVERAGED_STEPS` values.
 
     Averages of complete windows only are kept, if there are any: those at the ends are of fewer values, and jump.
     """
-    half = WINDOW // 2 if len(values) > WINDOW else 0
+    half = AVERAGED_STEPS // 2 if len(values) > AVERAGED_STEPS else 0
     last = len(values) - half
-    return [value if half <= place < last else None for place, value in enumerate(smooth(values, WINDOW))]
+    return [value if half <= place < last else None for place, value in enumerate(smooth(values, AVERAGED_STEPS))]

@@ -1,14 +1,14 @@
 """The charts of a run's variance ledger: the gradient's variance under every baseline, on the run's own batches."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from oblrpo.intervals import GeometricMean, geometric_mean
 from oblrpo.report import charts
 from oblrpo.report.charts import INK, Line, error_bar, look, short
+from oblrpo.report.curves import drawn
 from oblrpo.report.html import seen
 from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics
@@ -34,10 +34,7 @@ def variance_course(record: RunRecord, chart: Chart) -> list[Markup]:
     rows = [row for row in record.steps if row.get("variance/rloo")]
     ratios = {name: [variance_ratio(row, name) for row in rows] for name in COMPARED}
     lines = [Line(name, [row["step"] for row in rows], of_steps) for name, of_steps in ratios.items() if any(of_steps)]
-    drawn = charts.chart(
-        chart.title, lines, ylabel=chart.ylabel, height=_height(_ratios(record)), note=chart.note, levels=chart.levels
-    )
-    return [drawn] if rows else []
+    return [drawn(chart, lines, levels=chart.levels)] if rows else []
 
 
 def variances(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -47,7 +44,7 @@ def variances(record: RunRecord, chart: Chart) -> list[Markup]:
         axes.set_xscale("log")
         axes.axvline(1, color=INK, linewidth=1, linestyle=":")
         for place, name in enumerate(order):
-            ratio, unbiased = ratios[name], name in fair
+            ratio, unbiased = ratios[name], name in UNBIASED
             color = look(0 if unbiased else 8)[0]
             axes.errorbar([ratio.value], [-place], xerr=error_bar(ratio), color=color, marker="o", markersize=6,
                           capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
@@ -56,22 +53,14 @@ def variances(record: RunRecord, chart: Chart) -> list[Markup]:
         for tick, name in zip(axes.get_yticklabels(), order, strict=True):
             tick.set_fontweight("bold" if name == record.of_algorithm("baseline") else "normal")
         axes.set_ylim(-len(order) + 0.4, 0.9)
-        low, high = axes.get_xlim()
-        marks = [mark for mark in (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 100, 1000) if low <= mark <= high]
-        axes.xaxis.set_major_locator(FixedLocator(marks))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(marks, [short(mark) for mark in marks])
 
-    ratios, fair = _ratios(record), UNBIASED
-    order = sorted(ratios, key=lambda name: (name not in fair, ratios[name].value))
-    return [charts.drawing(chart.title, chart.ylabel, draw, _height(ratios), note=chart.note)] if ratios else []
+    ratios = _ratios(record)
+    order = sorted(ratios, key=lambda name: (name not in UNBIASED, ratios[name].value))
+    height = 1.2 + 0.27 * len(order)
+    return [charts.drawing(chart.title, chart.ylabel, draw, height, note=chart.note)] if order else []
 
 
 def _ratios(record: RunRecord) -> dict[str, GeometricMean]:
     """Return the mean ratio under every baseline; none where the run kept no ledger."""
     names = dict.fromkeys(key.removeprefix(VARIANCE) for row in record.steps for key in row if key.startswith(VARIANCE))
     return {name: geometric_mean(of_steps) for name in names if (of_steps := variance_ratios(record.steps, name))}
-
-
-def _height(ratios: Sized) -> float:
-    return 1.2 + 0.27 * len(ratios)

@@ -8,11 +8,9 @@ import math
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError, shown
 from oblrpo.rewards.likeness import likeness
 from oblrpo.tasks.rows import native
@@ -30,7 +28,7 @@ class RewardFailed(Exception):  # noqa: N818  (what a reward did)
 
 
 class WorkerReward:
-    """A function found by its path, in a process of its own."""
+    """A function named by its path, in a process of its own."""
 
     def __init__(self, path: str, seconds: float) -> None:
         """Load the function in its process."""
@@ -45,12 +43,8 @@ class WorkerReward:
         if refused:
             self.close()
             raise InputError(refused)
-        self.waits, self.takes, files = reply["waits"], frozenset(reply["takes"]), reply["files"]
+        self.waits, self.takes, digest = reply["waits"], frozenset(reply["takes"]), reply["digest"]
         self._withheld: dict[str, str] = {}  # columns that were left out, and why
-        digest = ""
-        with suppress(OSError, TypeError, ValueError):
-            if files and all(Path(file).is_file() for file in files):  # no device, of which there is no end
-                digest = sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files))
         self.likeness = lambda: (digest, () if digest else ("its file",))
 
     def __call__(self, /, **given: Any) -> Values:

@@ -6,13 +6,16 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from os.path import isfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError, nearby, shown
+from oblrpo.regular_files import regular
 from oblrpo.rewards.user import RewardFailed, call_reward, takes, waits
 from oblrpo.workers import serve
 
@@ -71,19 +74,22 @@ def _run_file(file: Path, what: str) -> ModuleType:
     return module
 
 
-def files_of(path: str, reward: Reward) -> list[str]:
-    """Return the files that a loaded reward is written in: the one that its path names, and where it is defined."""
+def digest_of(path: str, reward: Reward) -> str:
+    """Return the SHA-256 of the files of a loaded reward, the one that its path names and where it is defined, or ""."""
     file, colon, _ = path.rpartition(":")
     named = file if colon else getattr(sys.modules.get(path.rpartition(".")[0]), "__file__", None)
     defined = getattr(sys.modules.get(getattr(reward, "__module__", None) or ""), "__file__", None)
-    return [str(Path(name).resolve()) for name in (named, defined) if name]
+    files = dict.fromkeys(Path(name).resolve() for name in (named, defined) if name)
+    with suppress(OSError):
+        return sum_of_texts(sum_of(regular(file)) for file in files) if files else ""
+    return ""
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
     """Return {"refused": why} of a path, {"failed": what} of a call, or {"values": numbers, None, or [repr] of others}.
 
-    A message with nothing that is given only loads the function, and is answered with {"files": those it is written in,
-    "takes": the names that it can be called with, "waits": whether it is async}.
+    A message without arguments only loads the function, and is answered with {"digest": `digest_of` it, "takes": the
+    names that it can be called with, "waits": whether it is async}.
     """
     path = message["path"]
     try:
@@ -91,7 +97,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
     except InputError as error:
         return {"refused": str(error)}
     if "given" not in message:
-        return {"files": files_of(path, reward), "takes": sorted(takes(reward)), "waits": waits(reward)}
+        return {"digest": digest_of(path, reward), "takes": sorted(takes(reward)), "waits": waits(reward)}
     try:
         return {"values": call_reward(reward, message["given"])}
     except RewardFailed as what:

@@ -99,12 +99,8 @@ def _check_machine(policy: Policy) -> None:
             f"vLLM takes the first GPU, but the policy is on {device}; set device to cuda and CUDA_VISIBLE_DEVICES to "
             f"{device.index}."
         )
-    if device.type == "cpu":
-        _check_heads(policy)
-
-
-def _check_heads(policy: Policy) -> None:
-    """Refuse attention heads of a size that vLLM's kernels for a CPU do not know."""
+    if device.type != "cpu":
+        return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     text, sizes = policy.model.config.get_text_config(), CPUAttentionBackend.get_supported_head_sizes()

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,14 +21,16 @@ CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
 """What `generate` calls the keys and values that it takes; its own signature does not show it."""
 
 
+@dataclass
 class TransformersSampler:
     """Samples from the policy itself, so that there is nothing to take over after an update.
 
     A token's log-probability differs from the trainer's by rounding alone: sampling runs token by token on a cache.
     """
 
-    def __init__(self, policy: Policy, logps: bool = False, entropy: bool = False) -> None:
-        self.policy, self.logps, self.entropy = policy, logps, entropy
+    policy: Policy
+    logps: bool = False
+    entropy: bool = False
 
     def sample(
         self,

@@ -26,7 +26,7 @@ def _names(key: str, metric: Metric) -> tuple[str, ...]:
 
     Written as `plain` makes them, and without what PART leaves out.
     """
-    return tuple(dict.fromkeys((key, PART.sub("", metric.verl) or key, *metric.others)))
+    return tuple(dict.fromkeys((key, PART.sub("", metric.verl) or key, *metric.others.split())))
 
 
 NAMES = {key: _names(key, metric) for key, metric in ROW_OF.items() if metric.others}

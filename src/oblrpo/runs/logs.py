@@ -14,7 +14,7 @@ from oblrpo.regular_files import regular
 from oblrpo.runs.log_formats import LONGEST_LINE, Text, as_json
 from oblrpo.runs.log_rows import NAMES, Rows, named
 
-STATE = "trainer_state.json"
+TRL_STATE = "trainer_state.json"
 
 
 class Log(NamedTuple):
@@ -56,7 +56,7 @@ def read_log(path: Path) -> Log | None:
 
 
 def _read(path: Path, file: IO[str]) -> Log:
-    if path.name == STATE:
+    if path.name == TRL_STATE:
         return read_state(path)
     head = file.read(1 << 16)
     first, _, more = head.lstrip().partition("\n")
@@ -133,9 +133,9 @@ def known(rows: Rows, name: str, found: str) -> Rows:
 
 def state_files(run: Path) -> list[Path]:
     """The `trainer_state.json` of a folder of TRL's and of its folders checkpoint-N, the newest first."""
-    numbered = [(file.parent.name.removeprefix("checkpoint-"), file) for file in run.glob(f"checkpoint-*/{STATE}")]
+    numbered = [(file.parent.name.removeprefix("checkpoint-"), file) for file in run.glob(f"checkpoint-*/{TRL_STATE}")]
     newest = sorted(((int(number), file) for number, file in numbered if number.isdecimal()), reverse=True)
-    return [file for file in (run / STATE, *(file for _, file in newest)) if file.is_file()]
+    return [file for file in (run / TRL_STATE, *(file for _, file in newest)) if file.is_file()]
 
 
 def newest_state(run: Path) -> Log | None:

@@ -20,10 +20,10 @@ class SamplingConfig(SamplerConfig, ModelConfig):
     """How prompts are shown to a model, and its completions drawn."""
 
     samples: Annotated[int, Range(1, MOST)] = 1
-    """Completions a problem. Not set: at least the largest k."""
+    """Completions per problem. Not set: at least the largest k."""
     prompt_template: str = ""
     """Template of the prompt, in which {prompt} stands for the question. Empty: {prompt} alone; of a benchmark, the
-    question and a request to put the answer in \\\\boxed{}."""
+    question and a request to put the answer in \\boxed{}."""
     temperature: float = 1.0
     """Sampling temperature; 0: the most probable token, always."""
     top_p: Annotated[float, Range(1e-6, 1)] = 1.0
@@ -35,7 +35,7 @@ class SamplingConfig(SamplerConfig, ModelConfig):
     seed: Annotated[int, Range(0, MOST)] = 0
     """Seed of the samples."""
     limit: Annotated[int, Range(0, MOST)] = 0
-    """Take only the first so many problems of each benchmark, or of the data; 0: all."""
+    """Number of problems that are taken of each benchmark, or of the data, from the first. 0: all."""
     output: str = ""
     """Folder that keeps every completion; an evaluation that was stopped resumes there. Empty: evaluations/ and the
     model's name."""
@@ -47,10 +47,10 @@ class SamplingConfig(SamplerConfig, ModelConfig):
 
 @dataclass(frozen=True)
 class RewardsConfig(GradingConfig, RowsConfig):
-    """What gives completions their figures where no benchmark is named: rewards, on rows of `data` or held-out ones."""
+    """How completions are scored where no benchmark is named: by rewards, on rows of `data` or on held-out problems."""
 
     threshold: float = 1.0
-    """Least reward of a completion that passes, for pass@k."""
+    """Lowest reward that counts as a pass, for pass@k."""
 
 
 def as_in_run(config: TrainConfig, benchmark: bool = False) -> tuple[SamplingConfig, RewardsConfig]:

@@ -5,12 +5,35 @@ from os import PathLike
 from typing import Any, Literal, TypedDict
 
 
-class TrainKeywords(TypedDict, total=False):
-    """Every setting of `oblrpo train`."""
+class SharedKeywords(TypedDict, total=False):
+    """Settings that both have."""
 
     output: str | PathLike[str]
-    steps: int
     seed: int
+    chat: bool | None
+    system_prompt: str
+    chat_template_args: dict[str, Any]
+    bf16: bool
+    dtype: Literal["float32", "bfloat16"]
+    attn_implementation: str
+    device: str
+    trust_remote_code: bool
+    rewards: str | Sequence[str]
+    on_reward_error: Literal["raise", "mask"]
+    reward_seconds: float
+    where: dict[str, Any]
+    prompt_column: str
+    answer_column: str
+    prompt_template: str
+    sampler: Literal["transformers", "vllm"]
+    vllm_args: dict[str, Any]
+    temperature: float
+
+
+class TrainKeywords(SharedKeywords, total=False):
+    """Every setting of `oblrpo train`."""
+
+    steps: int
     eval_steps: int
     eval_prompts: int
     eval_samples: int
@@ -21,38 +44,20 @@ class TrainKeywords(TypedDict, total=False):
     report_to: str | Sequence[str]
     log_completions: bool
     project: str
-    chat: bool | None
-    system_prompt: str
-    chat_template_args: dict[str, Any]
-    bf16: bool
-    dtype: Literal["float32", "bfloat16"]
-    attn_implementation: str
-    device: str
-    trust_remote_code: bool
     gradient_checkpointing: bool
     lora: dict[str, Any]
     load_in_4bit: bool
     model_args: dict[str, Any]
     warm_start_steps: int
     warm_start_args: dict[str, Any]
-    rewards: str | Sequence[str]
-    on_reward_error: Literal["raise", "mask"]
-    reward_seconds: float
-    where: dict[str, Any]
-    prompt_column: str
-    answer_column: str
     task: str
     task_args: dict[str, Any]
-    prompt_template: str
     max_prompt_length: int
     heldout_fraction: float
-    sampler: Literal["transformers", "vllm"]
-    vllm_args: dict[str, Any]
     prompts_per_step: int
     num_generations: int
     dynamic_sampling: int
     max_completion_length: int
-    temperature: float
     prompts_per_micro_batch: int
     tokens_per_micro_batch: int
     sampler_correction: str
@@ -80,32 +85,12 @@ class TrainKeywords(TypedDict, total=False):
     max_grad_norm: float
 
 
-class EvaluateKeywords(TypedDict, total=False):
+class EvaluateKeywords(SharedKeywords, total=False):
     """Every setting of `oblrpo evaluate` without a benchmark."""
 
-    chat: bool | None
-    system_prompt: str
-    chat_template_args: dict[str, Any]
-    bf16: bool
-    dtype: Literal["float32", "bfloat16"]
-    attn_implementation: str
-    device: str
-    trust_remote_code: bool
-    sampler: Literal["transformers", "vllm"]
-    vllm_args: dict[str, Any]
     samples: int
-    prompt_template: str
-    temperature: float
     top_p: float
     max_completion_length: int | None
     problems_per_batch: int
-    seed: int
     limit: int
-    output: str | PathLike[str]
-    where: dict[str, Any]
-    prompt_column: str
-    answer_column: str
-    rewards: str | Sequence[str]
-    on_reward_error: Literal["raise", "mask"]
-    reward_seconds: float
     threshold: float

@@ -42,7 +42,7 @@ class VLLM:
     """What `vllm_args` may hold, by vLLM's names."""
 
     gpu_memory_utilization: Annotated[float | None, Range(0.001, 1), MAY_CHANGE] = None
-    """Share of the device's memory that the engine may take, its weights included. None: 0.3 of a GPU; on a CPU 2 GiB
+    """Share of the device's memory that the engine may take, including its weights. None: 0.3 of a GPU; on a CPU 2 GiB
     of keys and values, or VLLM_CPU_KVCACHE_SPACE."""
     max_model_len: Annotated[int | None, Range(1), MAY_CHANGE] = None
     """Longest prompt + completion that the engine can hold, in tokens, such as 4096. None: as long as the model can

@@ -19,8 +19,8 @@ class ModelConfig:
     """How a model is loaded, and how prompts are shown to it."""
 
     chat: Annotated[bool | None, ADJUSTABLE] = None
-    """Show text prompts to the model as a user's message in its chat template. Prompts that are messages always use
-    it. Not set: as --no-chat, with a line that says so where the model has a template."""
+    """Show text prompts to the model as a user's message in its chat template. Prompts that are messages always use it.
+    Not set: as --no-chat, with a remark if the model has a template."""
     system_prompt: str = ""
     """System message that conversations without one begin with, such as 'Answer in one word.'."""
     chat_template_args: Mapping = field(default_factory=dict)
@@ -81,9 +81,9 @@ class RowsConfig:
     where: Mapping = field(default_factory=dict)
     """Rows of `data` to keep, by the values of columns, such as '{level: [4, 5]}'."""
     prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
-    """Column that holds the prompt, of sft_data too, such as question: text, or messages for the chat template."""
+    """Column of the prompt, also in sft_data, such as question: text, or messages for the chat template."""
     answer_column: Annotated[str, BENCHMARK, GENERATED] = "answer"
-    """Column that holds the reference answer, such as solution, or a key of one, such as reward_model.ground_truth."""
+    """Column of the reference answer, such as solution, or a key in a column, such as reward_model.ground_truth."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class GradingConfig:
     """What completions are worth."""
 
     rewards: tuple[str, ...] = ()
-    """Rewards that are summed, such as math length@-0.05, where the number after @ is a weight: task (a built-in
-    task's own), math, exact (same text), numeric (same last number), format (a closed \\boxed{}), length (words),
-    package.module.function or file.py:function. None: task; of a benchmark, math; of `data`, numeric; of a
-    checkpoint that is evaluated, its run's."""
+    """Rewards that are summed, such as math length@-0.05, where the number after @ is a weight: task (a built-in task's
+    own), math, exact (same text), numeric (same last number), format (a closed \\boxed{}), length (words),
+    package.module.function or file.py:function. None: task; for a benchmark, math; for `data`, numeric; for a
+    checkpoint that is evaluated, those of its run."""
     on_reward_error: Literal["raise", "mask"] = "raise"
-    """What a reward that fails, hangs or returns no number does: end the run, or leave its completions out."""
+    """What happens if a reward fails, hangs or returns no number: the run ends, or its completions are left out."""
     reward_seconds: Annotated[float, Range(0.001)] = 60.0
-    """Longest time for one call of a reward of your own on one batch, in seconds."""
+    """Time limit of one call of your own reward on one batch, in seconds."""

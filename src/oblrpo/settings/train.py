@@ -37,7 +37,7 @@ class PolicyConfig(ModelConfig):
     """Compute each layer's activations again in the backward instead of keeping them."""
     lora: Annotated[Mapping, Holds(LoRA)] = field(default_factory=dict)
     """LoRA adapters, through PEFT, which alone are trained, such as '{r: 16, alpha: 32, target_modules: [q_proj,
-    v_proj]}', with their rank r. None: the whole model is trained."""
+    v_proj]}'. None: all weights are trained."""
     load_in_4bit: bool = False
     """Keep the model under the adapters in 4 bits (NF4), through bitsandbytes: QLoRA."""
     model_args: Annotated[Mapping, Holds(Sizes), LOADED] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class WarmStartConfig:
 
     sft_data: tuple[str, ...] = ()
     """Files or a data set of the hub, as `data`, to learn from before RL, such as shown.jsonl: the columns are
-    `prompt_column` and `completion`, which is text, or one message of the assistant. None: the built-in task
-    demonstrates, if warm_start_steps says so."""
+    `prompt_column` and `completion`, which is text, or one message of the assistant. None: demonstrations of the
+    built-in task, if warm_start_steps is set."""
     warm_start_steps: Annotated[int, Range(0), ADJUSTABLE] = 0
     """Gradient steps of supervised learning. 0: one epoch of sft_data, or none without it."""
     warm_start_args: Annotated[Mapping, Holds(WarmStart), NO_WARM_START] = field(default_factory=dict)
@@ -91,42 +91,42 @@ class TaskConfig(RowsConfig, GradingConfig):
     reasoning-gym."""
     data: tuple[str, ...] = ()
     """Problems to train on: files (JSONL, CSV, TSV, Parquet, Arrow), or one data set of the hub, such as `owner/name`,
-    `owner/name:configuration` or `owner/name[split]`; without a split it is train. None: a benchmark's."""
+    `owner/name:configuration` or `owner/name[split]`; the default split is train. None: those of the task."""
     eval_data: tuple[str, ...] = ()
-    """Problems that held-out accuracy is measured on: files or a data set, as `data`, such as test.jsonl; without a
-    split it is test. None: a share of `data`; of gsm8k from the hub, its test split."""
+    """Problems that held-out accuracy is measured on: files or a data set, as `data`, such as test.jsonl; the default
+    split is test. None: a share of `data`; for gsm8k from the hub, its test split."""
     prompt_template: str = ""
     """Template of the prompt, in which {prompt} stands for the prompt column, such as 'Q: {prompt} A:'. Empty: {prompt}
     alone; of a benchmark, the question and a request to reason and to put the answer in \\boxed{}."""
     max_prompt_length: Annotated[int, Range(0)] = 0
     """Longest prompt, in tokens; problems with longer ones are left out. 0: no limit."""
     heldout_fraction: Annotated[float, GENERATED, OWN_TEST, ADJUSTABLE] = 0.1
-    """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt. Not set: more
-    where fewer than two prompts, or than eval_prompts, would be; less where prompts_per_step leaves less."""
+    """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt. Not set: more if
+    fewer than two prompts, or than eval_prompts, would be held out; less if too few were left for prompts_per_step."""
 
 
 @dataclass(frozen=True)
 class RolloutConfig(SamplerConfig):
-    """Sampling. The policy is sampled as it is: no top-k, no top-p, so that log-probabilities are the sampler's."""
+    """Sampling. The policy itself is sampled, without top-k or top-p: trainer and sampler agree on probabilities."""
 
     prompts_per_step: Annotated[int, Range(2), ADJUSTABLE] = 64
     """Prompts per step (P); a step has P x G completions. Not set: at most as many as there are."""
     num_generations: Annotated[int, Range(1)] = 4
     """Completions per prompt (G)."""
     dynamic_sampling: Annotated[int, Range(0)] = 0
-    """Rounds of DAPO's dynamic sampling in a step, at most: prompts whose completions all got the same reward are
-    dropped, and others sampled until prompts_per_step are full. It changes the objective. 0: off."""
+    """Most rounds of DAPO's dynamic sampling in a step: prompts whose completions all got the same reward are dropped,
+    and others are sampled until there are prompts_per_step. It changes the objective. 0: off."""
     max_completion_length: Annotated[int, Range(1), ADJUSTABLE] = 512
-    """Longest completion, in tokens; longer ones are cut and scored as they are. Not set: 64 for a policy that is
+    """Longest completion, in tokens; longer ones are truncated and scored as they are. Not set: 64 for a policy that is
     built, without a warm start; at most what prompts leave of the model's context."""
     temperature: Annotated[float, Range(0.001)] = 1.0
-    """Temperature of sampling; the policy that is trained is the one at this temperature."""
+    """Sampling temperature; the policy is trained at this temperature."""
     prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
-    """Prompts whose completions are trained on at a time. 0: all. It changes memory, and what `oblr_shrunk` knows
-    of other prompts: those of earlier micro-batches only."""
+    """Prompts per micro-batch. 0: all. It changes the memory needed, and what `oblr_shrunk` knows of other prompts:
+    only those of earlier micro-batches."""
     tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, ADJUSTABLE] = 0
-    """Tokens, padding included, that are trained on at a time, in whole groups sorted by length. 0: no limit. What
-    `oblr_shrunk` knows of other prompts is then from earlier steps only."""
+    """Tokens per micro-batch, padding included, in complete groups sorted by length. 0: no limit. `oblr_shrunk` then
+    knows of other prompts only from earlier steps."""
     sampler_correction: str = "auto"
     """Correction for a sampler whose probabilities are not the trainer's. truncated: each completion is weighted by
     min(C, pi / sampler) with C = 3; truncated:2, another C; untruncated: by pi / sampler; measured: the difference
@@ -160,7 +160,8 @@ class AlgorithmConfig:
     """Algorithm: oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
     baseline: str = ""
     """Baseline subtracted from rewards: none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal,
-    leave-one-out), oblr_shrunk (the same, shrunk towards other prompts), opo, eob or vcpo. Empty: the algorithm's."""
+    leave-one-out), oblr_shrunk (the same, shrunk towards other prompts), opo, eob, vcpo, or a function of yours as
+    file.py:function. Empty: the algorithm's."""
     normalisation: str = ""
     """Divisor of advantages: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
@@ -194,11 +195,11 @@ class ScoresConfig:
     """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length,
     logit, calibrated (a regression on exact norms of earlier steps)."""
     calibration_steps: Annotated[int, Range(0)] = 10
-    """Steps between two in which exact norms and proxies are both taken: their agreement is logged, `calibrated`
+    """Steps between those in which both exact norms and proxies are computed: their agreement is logged, `calibrated`
     learns, and a baseline without weights shows its norms. 0: never."""
     ledger_steps: Annotated[int | None, Range(0)] = None
-    """Steps between two ledgers, beside that of step 1: the variance of the gradient under every baseline, at the
-    cost of about two steps. 0: none. None: whenever 2 % of the run's work pays for one."""
+    """Steps between ledgers, besides that of step 1: the variance of the gradient under every baseline, at the cost of
+    about two steps. 0: none. None: whenever 2 % of the run's work pays for one."""
 
 
 @dataclass(frozen=True)
@@ -209,21 +210,22 @@ class OptimConfig:
     """Optimizer, a class of torch.optim, such as SGD or AdamW; or (extra optimizers) Prodigy, AdamWScheduleFree and
     its kin."""
     learning_rate: Annotated[float, Range(0, 1e30)] = 1e-6
-    """Learning rate; with the measured rate only where it starts."""
+    """Learning rate; with the measured rate only its initial value."""
     optimizer_args: Mapping = field(default_factory=dict)
-    """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
+    """Further arguments of the optimizer, such as '{momentum: 0.9}'. There is no weight decay unless weight_decay is
+    given here."""
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
     learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
     schedule_kl: float | None = None
-    """How far a step may move the policy with all its updates, in nats a completion. Schedule auto goes no further
-    (None: 0.5), and kl aims at it with every update (None: 0.02)."""
+    """How far a step may move the policy with all its updates, in nats per completion. Schedule auto goes no further
+    (None: 0.5); kl aims at it with every update (None: 0.02)."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of eta_0 over the run."""
+    """Schedule of the learning rate over the run."""
     max_grad_norm: Annotated[float, Range(0)] = 0.0
-    """Norm that the gradient is clipped to after it was measured, such as 1.0. 0: no limit."""
+    """Largest norm of the gradient, which is clipped after it was measured, such as 1.0. 0: no limit."""
 
 
 @dataclass(frozen=True)
@@ -231,36 +233,36 @@ class RunConfig:
     """The run."""
 
     output: Annotated[str, MAY_CHANGE] = "runs/latest"
-    """Folder for everything that the run leaves behind, such as runs/mine; it must be new, or hold the run to
-    `--resume`."""
+    """Folder that the run writes to, such as runs/mine; it must be new, or contain the run to `--resume`."""
     steps: Annotated[int, Range(0), MAY_CHANGE] = 100
     """Number of RL steps."""
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = 0
     """Seed of the weights, the prompts and the sampling."""
     eval_steps: Annotated[int, Range(0)] = 10
-    """Steps between two measurements of held-out accuracy, which is measured before and after the run, too. 0: only
+    """Steps between measurements of held-out accuracy, which is also measured before and after the run. 0: only
     then."""
     eval_prompts: Annotated[int, Range(2), ADJUSTABLE] = 128
     """Number of held-out prompts; they are never trained on. Not set: at most as many as there are."""
     eval_samples: Annotated[int, Range(1)] = 4
     """Completions of each held-out prompt, sampled as in training."""
     save_steps: Annotated[int | None, Range(0), MAY_CHANGE] = None
-    """Steps between two checkpoints. A killed run loses what came after the last one. 0: one before the first and one
-    after the last. None: these, one at each new best of held-out accuracy, and others for 2 % of the run's time."""
+    """Steps between checkpoints. A killed run loses what came after the last one. 0: only before the first step and
+    after the last. None: these, one at each new best held-out accuracy, and as many others as take 2 % of the run's
+    time."""
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
-    """Number of newest checkpoints that are kept; the one of the highest held-out accuracy is kept beside them."""
+    """Number of newest checkpoints that are kept, besides the one with the highest held-out accuracy."""
     stop_on_collapse: Annotated[bool, MAY_CHANGE] = False
     """Stop when the reward falls, every completion of five steps gets the same reward without the task being solved, or
     entropy or length collapses, as `oblrpo diagnose` finds them."""
     threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
-    """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
+    """CPU threads for torch. 0: one for models under 5 M parameters, which is faster, else one per core."""
     report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()
     """Trackers that metrics are sent to, such as tensorboard; or wandb, trackio (an extra each). Nothing leaves the
     machine unless the environment says so: WANDB_MODE=online, TRACKIO_SPACE_ID."""
     log_completions: Annotated[bool, MAY_CHANGE, NO_PROJECTS] = False
     """Send every step's completions to wandb and trackio, as a table with rewards and advantages."""
     project: Annotated[str, MAY_CHANGE, NO_PROJECTS] = "oblrpo"
-    """Project of wandb and trackio that the run is in, such as sums."""
+    """Project of the run in wandb and trackio, such as sums."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,8 @@ class TrainConfig:
     """Post-train a language model with reinforcement learning on verifiable rewards."""
 
     recipe: Annotated[str, Positional("[RECIPE|FILE]")] = ""
-    """A built-in recipe (demo) or a YAML file of settings; flags override it. A resumed run keeps its own."""
+    """A built-in recipe (demo) or a YAML file of settings, which flags override. A resumed run keeps its own
+    settings."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Settings by flag, keyword or a YAML file of one's own; a recipe's and defaults are not, and may be adjusted."""
     run: RunConfig = field(default_factory=RunConfig)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -281,27 +282,26 @@ class Gradient:
             group_norm2_P: those of the gradients of the prompts that take part.
             known_PG: the baseline, where no forward was needed to know it; not None if some outputs are in no part.
         """
-        index_S = torch.cat([part.batch.index_S for part in parts])
+        blocks = [part.batch.index_S for part in parts]
 
-        def by_output(values: list[Tensor], rest_PG: Tensor) -> Tensor:
-            result_S = rest_PG.to(values[0]).flatten().clone()
-            result_S[index_S] = torch.cat([value.flatten() for value in values])
+        def by_output(name: str, rest_PG: Tensor) -> Tensor:
+            values_S = torch.cat([attrgetter(name)(part).flatten() for part in parts])
+            result_S = rest_PG.to(values_S).flatten().clone()
+            result_S[torch.cat(blocks)] = values_S
             return result_S.view_as(rest_PG)
 
-        norms = [part.norm2_S for part in parts if part.norm2_S is not None]
         unknown_PG, one_PG = torch.full_like(batch.rewards_PG, math.nan), torch.ones_like(batch.rewards_PG)
+        has_norms = parts[0].norm2_S is not None
         return cls(
             batch,
             moments,
             norm2,
             group_norm2_P,
-            norm2_PG=by_output(norms, unknown_PG).to(batch.rewards_PG) if norms else None,
-            baseline_PG=by_output([part.baseline_PG for part in parts], unknown_PG if known_PG is None else known_PG),
-            rho_PG=by_output([part.weighed.rho_PG for part in parts], one_PG),
-            logps_PG=by_output([part.logps.logps_S for part in parts], unknown_PG).to(batch.rewards_PG),
-            logp_SC=batch.sequences.by_token(
-                [part.batch.index_S for part in parts], [part.logps.logp_SC for part in parts]
-            ),
+            norm2_PG=by_output("norm2_S", unknown_PG).to(batch.rewards_PG) if has_norms else None,
+            baseline_PG=by_output("baseline_PG", unknown_PG if known_PG is None else known_PG),
+            rho_PG=by_output("weighed.rho_PG", one_PG),
+            logps_PG=by_output("logps.logps_S", unknown_PG).to(batch.rewards_PG),
+            logp_SC=batch.sequences.by_token(blocks, [part.logps.logp_SC for part in parts]),
             entropy_sum=sum(part.logps.entropy for part in parts),
             parts=parts,
         )

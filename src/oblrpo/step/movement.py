@@ -25,13 +25,13 @@ class Movement:
         Where the policy rounds it gives log pi itself.
         """
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
-        return self.of(gradient.batch.sequences.at(rows), lambda: gradient.logp_SC[rows])
+        return self.of(gradient.batch.sequences.at(rows), gradient.logp_SC[rows])
 
-    def of(self, chosen: Sequences, logp_SC: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """The same of these rows, with a function that gives their log pi before, NaN where nothing has taken it."""
+    def of(self, chosen: Sequences, logp_SC: Tensor) -> Callable[[], Tensor]:
+        """The same of these rows, with their log pi before, NaN where nothing has taken it."""
         if self.policy.rounds:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
             return lambda: self._logp_SC(chosen)
-        before_SC = logp_SC()[:, : chosen.own_SC.shape[1]]
+        before_SC = logp_SC[:, : chosen.own_SC.shape[1]]
         if not before_SC.isfinite().all():  # some did not go through the model
             before_SC = self._logp_SC(chosen)
         return lambda: self._logp_SC(chosen) - before_SC

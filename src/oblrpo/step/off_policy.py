@@ -56,11 +56,11 @@ class ImportanceWeights:
                 rho_PG = weights.weight.view(part.shape).to(rho_PG)
         if self.sampler_logps_SC is None:
             return Weighed(rho_PG, token_weight_SC, clipped)
-        trainer_SC = logp_SC if self.ratio.whole else old_SC
+        trainer_SC = logp_SC if self.ratio.is_importance_weight else old_SC
         mismatch = log_ratio(trainer_SC, self.sampler_logps_SC[part.index_S, :width], own_SC)
         if self.clip_max is not None:
             corrected_PG = truncated(mismatch[0], self.clip_max).view(part.shape).to(rho_PG)
-            rho_PG = corrected_PG if self.ratio.whole else corrected_PG * rho_PG
+            rho_PG = corrected_PG if self.ratio.is_importance_weight else corrected_PG * rho_PG
         return Weighed(rho_PG, token_weight_SC, clipped, *mismatch)
 
 

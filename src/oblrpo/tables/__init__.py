@@ -1,1 +1,1 @@
-"""What is known of metrics, a row each, for whoever logs, reads, draws or explains them; no torch."""
+"""What is known of baselines, schedules, ratios, algorithms and metrics, a row each; the standard library only."""

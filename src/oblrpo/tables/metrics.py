@@ -17,7 +17,7 @@ TRL, ADDED, LEDGER = "yes", "added", "ledger"
 """In TRL: TRL logs it by the same name; `OBLRPOTrainer` adds it; `VarianceLedgerCallback` adds it, as it does the rows
 for signal and noise."""
 
-WINDOW = 9
+AVERAGED_STEPS = 9
 """Steps in the moving average of charts."""
 
 
@@ -64,45 +64,43 @@ class Metric:
     """`TRL`, `ADDED`, `LEDGER`, or TRL's own name for it; empty where there is none."""
     verl: str = ""
     """Its name in verl, of verl's own or of our adapter; empty where there is none."""
-    others: tuple[str, ...] = ()
-    """What further trainers call it, the best first, as `runs.log_rows.plain` writes names."""
+    others: str = ""
+    """What further trainers call it, the best first, as `runs.log_rows.plain` writes names, separated by spaces."""
     ours: bool = True
     """Whether our own runs log it; the diagnosis reads the others from logs of other trainers."""
 
 
 METRICS = (
     Metric("step", "optimizer steps on fresh completions so far", trl=TRL, verl="step",
-           others=("global_step", "_step", "global_step/max_steps", "current_steps", "iteration", "iter", "rollout",
-                   "perf", "metrics_step", "bar")),
+           others="global_step _step global_step/max_steps current_steps iteration iter rollout perf metrics_step bar"),
     Metric("reward", "mean over the completions of the step that have a reward, without the penalty of `--beta`",
            "reward", need=PRESENT, trl=TRL, verl="critic/score/mean",
-           others=("critic/rewards/mean", "objective/scores", "mean_reward", "raw_reward", "avg_reward",
-                   "average_reward", "reward/avg_raw_reward", "loss/avg_raw_rewards", "task_reward", "final_reward",
-                   "total_rewards", "train_reward", "reward/overall", "env/all/reward/total", "env/reward",
-                   "mean_scores", "reward/evaluate_response/avg_total_reward", "rm", "rewards")),
+           others="critic/rewards/mean objective/scores mean_reward raw_reward avg_reward average_reward "
+           "reward/avg_raw_reward loss/avg_raw_rewards task_reward final_reward total_rewards train_reward "
+           "reward/overall env/all/reward/total env/reward mean_scores reward/evaluate_response/avg_total_reward rm "
+           "rewards"),
     Metric("reward_stderr", "its standard error over prompts (completions of one prompt are not independent); `null` "
            "with rewards of fewer than two prompts", "reward", need=PRESENT),
     Metric("reward_std", "standard deviation (G - 1) within a prompt's completions, mean over prompts with two rewards "
-           "or more", "reward", trl=TRL, others=("reward/std",)),
+           "or more", "reward", trl=TRL, others="reward/std"),
     Metric("reward_min", "the lowest reward", "reward", verl="critic/score/min",
-           others=("critic/rewards/min", "reward/min"), ours=False),
+           others="critic/rewards/min reward/min", ours=False),
     Metric("reward_max", "the highest reward", "reward", verl="critic/score/max",
-           others=("critic/rewards/max", "reward/max"), ours=False),
+           others="critic/rewards/max reward/max", ours=False),
     Metric("rewards/NAME/mean rewards/NAME/std", "of each [reward](data.md#rewards), without its weight: mean and "
            "standard deviation (n - 1) over all completions of the step that it applies to. NAME is the function's, or "
            "the whole path where two have the same name", "reward", trl=TRL),
     Metric("frac_reward_zero_std", "share of prompts with two rewards or more whose completions all earned the same; "
-           "`null` with one completion a prompt", need=PRESENT, trl=TRL, others=("zero_std_ratio", "frac_zero_std")),
+           "`null` with one completion a prompt", need=PRESENT, trl=TRL, others="zero_std_ratio frac_zero_std"),
     Metric("completions/mean_length", "tokens, the end token included", "tokens", trl=TRL, verl="response_length/mean",
-           others=("response_length", "completion_length", "mean_length", "mean_completion_length", "response_lengths",
-                   "response_len", "generate/avg_num_tokens", "mean_generation_length", "mean_gen_tokens_per_sample",
-                   "seq_len", "seq_length", "val/sequence_lengths", "token/response_length", "mean_response_length",
-                   "avg_response_length", "completion_len", "gen_len", "glen", "tokens/responses_len",
-                   "episode/avg_response_tokens")),
+           others="response_length completion_length mean_length mean_completion_length response_lengths response_len "
+           "generate/avg_num_tokens mean_generation_length mean_gen_tokens_per_sample seq_len seq_length "
+           "val/sequence_lengths token/response_length mean_response_length avg_response_length completion_len gen_len "
+           "glen tokens/responses_len episode/avg_response_tokens"),
     Metric("completions/clipped_ratio", "share of completions cut at `max_completion_length`", trl=TRL,
            verl="response_length/clip_ratio",
-           others=("clipped_ratio", "clipped_completions_ratio", "response_clip_ratio", "truncated_ratio",
-                   "is_truncated", "no_eos_ratios")),
+           others="clipped_ratio clipped_completions_ratio response_clip_ratio truncated_ratio is_truncated "
+           "no_eos_ratios"),
     Metric("completions/masked_ratio", "share of completions whose reward is missing: they are left out of all that "
            "rewards enter", need=NUMBER, trl=ADDED),
     Metric("completions/trained_ratio", "share of completions that went through the model a second time, for the "
@@ -114,14 +112,13 @@ METRICS = (
            "completions have a reward; 1: no update was made, and its metrics are `null`"),
     Metric("entropy", "of the sampling distribution, mean over completion tokens", "nats", trl=TRL,
            verl="actor/entropy",
-           others=("entropy_loss", "policy_entropy", "approx_entropy", "objective/entropy")),
+           others="entropy_loss policy_entropy approx_entropy objective/entropy"),
     Metric("kl", "mean of log(pi / pi_ref) over the completions' tokens, before the step's first update; [the penalty]"
            "(staying_near.md#a-kl-penalty) is `beta` times its sum over a completion. May be negative by chance",
            "nats a token", when="with `--beta`", trl=TRL, verl="actor/kl_loss",
-           others=("policy_kl", "kl_penalty", "kl_div", "kl_divergence", "mean_kl", "critic/kl", "reward_kl_penalty",
-                   "objective/kl")),
+           others="policy_kl kl_penalty kl_div kl_divergence mean_kl critic/kl reward_kl_penalty objective/kl"),
     Metric("loss", "the loss", trl=TRL, verl="actor/pg_loss",
-           others=("training_loss", "policy_loss", "act_loss", "actor_loss", "loss/policy", "total_loss", "pg"),
+           others="training_loss policy_loss act_loss actor_loss loss/policy total_loss pg",
            ours=False),
     Metric("clip_ratio/low_mean clip_ratio/high_mean", "share of tokens (`gspo`: of completions) that it leaves out "
            "because their probability fell under a negative advantage (low), or rose under a positive one (high); mean "
@@ -129,14 +126,14 @@ METRICS = (
            when="with several updates a batch and a ratio that [clips or masks]"
            "(staying_near.md#several-updates-a-batch)", trl=TRL),
     Metric("clip_ratio/region_mean", "the sum of both", when="in the same runs", trl=TRL, verl="actor/pg_clipfrac",
-           others=("clip_ratio", "clipfrac", "clip_fraction", "ppo_clip_ratio", "ppo_ratio_clipfrac")),
+           others="clip_ratio clipfrac clip_fraction ppo_clip_ratio ppo_ratio_clipfrac"),
     Metric("clip_ratio/low_min clip_ratio/high_max", "the least and the greatest such share of a completion's tokens",
            when="in the same runs", trl=TRL),
     Metric("cispo_clip_ratio", "share of tokens with a positive advantage and a truncated ratio",
            when="with the ratio `cispo`", trl=TRL),
     Metric("eval/accuracy", "mean reward over held-out prompts and `eval_samples` completions of each, sampled as in "
            "training", "reward", when="every `eval_steps` steps", trl="eval_reward",
-           others=("eval_reward", "eval/reward", "eval_accuracy")),
+           others="eval_reward eval/reward eval_accuracy"),
     Metric("eval/accuracy_stderr", "its standard error over prompts (completions of one prompt are not independent)",
            "reward", when="every `eval_steps` steps"),
     Metric("eval/accuracy_before_warm_start eval/accuracy_stderr_before_warm_start", "the same before supervised "
@@ -145,9 +142,9 @@ METRICS = (
     Metric("warm_start_loss", "loss of the last step of supervised learning, over the tokens of its completions",
            "nats a token", when="in step 0"),
     Metric("grad_norm", "norm of the batch gradient, before clipping", need=PRESENT, trl=TRL, verl="actor/grad_norm",
-           others=("gradient_norm", "raw_grad_norm", "total_grad_norm")),
+           others="gradient_norm raw_grad_norm total_grad_norm"),
     Metric("learning_rate", "the rate that the step used (of the first parameter group)", need=NUMBER, trl=TRL,
-           verl="actor/lr_used", others=("lr", "actor_lr", "act_lr", "policy_lr", "lr-pg_0")),
+           verl="actor/lr_used", others="lr actor_lr act_lr policy_lr lr-pg_0"),
     Metric("lr_factor", "`learning_rate` over the optimizer's own rate eta_0: warm-up and schedule", need=NUMBER,
            trl=ADDED, verl="actor/lr_factor"),
     Metric("signal2", "this batch's estimate of the squared norm of the true gradient, unbiased where prompts do not "
@@ -194,8 +191,8 @@ METRICS = (
            when="with `--schedule auto` or `kl`", trl=ADDED, verl="actor/step_kl_target"),
     Metric("sampling/sampling_logp_difference/mean", r"\|log pi - log sampler\| of a token, before the first update",
            "nats", when="where the sampler reports log-probabilities ([sampling](sampling.md))", need=TOGETHER, trl=TRL,
-           others=("mismatch_kl", "rollout_corr/log_ppl_abs_diff", "train_rollout_logprob_abs_diff", "gen_kl_error",
-                   "generation_kl_error")),
+           others="mismatch_kl rollout_corr/log_ppl_abs_diff train_rollout_logprob_abs_diff gen_kl_error "
+           "generation_kl_error"),
     Metric("sampling/sampling_logp_difference/max", "the largest of them", "nats", when="with it", trl=TRL),
     Metric("sampling/sequence_logp_difference/mean", r"the same of whole completions: \|log pi(o\|q) - log "
            r"sampler(o\|q)\|", "nats", when="with it", need=TOGETHER),
@@ -215,7 +212,7 @@ METRICS = (
     Metric("baseline/mean", "mean over prompts of the prompt's mean baseline", "reward", trl=ADDED,
            verl="critic/baseline/mean"),
     Metric("baseline/spread", "its standard deviation", "reward", need=PRESENT, trl=ADDED,
-           verl="critic/baseline/spread", others=("critic/baseline/spread",)),
+           verl="critic/baseline/spread", others="critic/baseline/spread"),
     Metric("num_tokens", "prompt and completion tokens trained on so far", "tokens", trl=TRL),
     Metric("step_time", "sampling, gradient, update, and evaluation where there was one; not the checkpoint", "s",
            need=NUMBER, trl=TRL),
@@ -227,10 +224,12 @@ METRICS = (
 ROW_OF = {key: metric for metric in METRICS for key in metric.keys.split()}
 """The row of every key; keys with NAME are patterns."""
 
+DOTS_AND_LINE = f"Mean over the completions of a step (dots) and over {AVERAGED_STEPS} steps (line)"
+
 CHARTS = (
     Chart("Learning", "Reward and held-out accuracy", "reward eval/accuracy", "mean reward", kind="reward",
-          note=f"Dots: each batch. Line: mean over {WINDOW} steps. Bands: 95 % intervals over prompts. Held-out "
-          "prompts are never trained on: what the reward has above them is memorized.",
+          note=f"Dots: each batch. Line: mean over {AVERAGED_STEPS} steps. Bands: 95 % intervals over prompts. "
+          "Held-out prompts are never trained on: what the reward has above them is memorized.",
           advice="If reward rises and accuracy does not, prompts are memorized: take more of them. If both fall, the "
           "rate is too high: `--schedule auto` measures one."),
     Chart("Learning", "Silent groups", "frac_reward_zero_std", "share of prompts", averaged=True,
@@ -269,7 +268,7 @@ CHARTS = (
           note="The others were only sampled, which saves a forward and a backward of each.",
           advice="[Which completions are trained on](selection.md)."),
     Chart("Score norms", "Squared score norm", "score_norm2/mean", "‖∇ log π‖²", averaged=True, logarithmic=True,
-          note=f"Mean over the completions of a step (dots) and over {WINDOW} steps (line).",
+          note=f"{DOTS_AND_LINE}.",
           advice="If it grows by orders of magnitude, the policy is nearly certain of what it writes, and rare "
           "completions move it far."),
     Chart("Score norms", "Score norm, high over low reward", "score_norm2/kappa", "kappa", averaged=True,
@@ -281,7 +280,7 @@ CHARTS = (
           advice="If norms differ much between rewards, the optimal baseline differs from the mean reward: take a "
           "weighted baseline."),
     Chart("Completions", "Completion length", "completions/mean_length", "tokens", kind="length", averaged=True,
-          note=f"Mean over the completions of a step (dots) and over {WINDOW} steps (line), end token included.",
+          note=f"{DOTS_AND_LINE}, end token included.",
           advice="If it nears `max_completion_length`: see the truncated completions."),
     Chart("Completions", "Truncated completions", "completions/clipped_ratio", "share of completions", averaged=True,
           blank=0, note="Cut at max_completion_length and scored as they are: raise it if the share grows.",

@@ -26,14 +26,14 @@ class Ratio:
     """Whether tokens of one completion have weights of their own."""
     by_sign: bool = False
     """Whether the advantage's sign matters. Advantages are then those of the first update, as their sources have it."""
-    whole: bool = False
-    """Whether it is the importance weight itself, which a sampler's correction takes against the sampler instead."""
+    is_importance_weight: bool = False
+    """Whether it is that itself, which a sampler's correction takes against the sampler instead."""
     bounds: Bounds = Bounds()
     """How far it may go; in `RATIOS` as its source has it."""
 
 
 RATIOS: dict[str, Ratio] = {
-    "sequence": Ratio("sequence", "importance weight of the completion", whole=True),
+    "sequence": Ratio("sequence", "importance weight of the completion", is_importance_weight=True),
     "none": Ratio("none", "the weight 1"),
     "ppo": Ratio("ppo", "by token, clipped", "Schulman et al. 2017 (PPO), arXiv 1707.06347", by_token=True,
                  by_sign=True, bounds=Bounds(0.2, 0.2)),

@@ -15,7 +15,7 @@ from typing import Any
 from oblrpo.errors import InputError
 from oblrpo.tasks.rows import as_text, kind_of, native, text_of, value_at
 from oblrpo.tasks.sources import Stream
-from oblrpo.tasks.task import NO_ARGS, SAID, Messages, Problem, split_position
+from oblrpo.tasks.task import NO_ARGS, SAID, Messages, Problem, check_whole, split_position
 
 PLACEHOLDER = "{prompt}"
 # `{name}`, but not the argument of a LaTeX command such as `\boxed{answer}`.
@@ -111,6 +111,7 @@ class DataTask:
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the problems of one step, a pure function of seed, step and size."""
+        check_whole(f"{self.name}: the batch size", size, 1)
         self._check_enough(len(self.training), size, "training", "prompts_per_step", "lower")
         epoch, batch = divmod(step, len(self.training) // size)
         order = permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
@@ -118,6 +119,7 @@ class DataTask:
 
     def heldout(self, size: int, least: int | None = None) -> list[Problem]:
         """Return `size` held-out problems, or all if these are `least` at least; fewer are the first of more."""
+        check_whole(f"{self.name}: the held-out size", size, 1)
         self._check_enough(len(self._heldout), least or size, "held-out", "eval_prompts", "raise")
         return self._heldout[:size]
 

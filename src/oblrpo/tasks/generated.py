@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 from oblrpo.errors import InputError
-from oblrpo.tasks.task import Problem, split_position
+from oblrpo.tasks.task import Problem, check_whole, split_position
 
 HELDOUT_FRACTION = 0.1
 # So many draws in a row without a new problem mean that (nearly) all have been seen.
@@ -51,6 +51,7 @@ class GeneratedTask(ABC):
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the `size` problems of one step; prompts repeat only when there are too few of them."""
+        check_whole(f"Task '{self.name}': the batch size", size, 1)
         problems = self._collect(random.Random(f"{self.name}/{self.seed}/{step}"), size, heldout=False)
         if not problems:
             raise InputError(f"Task '{self.name}' has no training problem with these parameters; widen them.")
@@ -58,6 +59,7 @@ class GeneratedTask(ABC):
 
     def heldout(self, size: int, least: int | None = None) -> list[Problem]:
         """Return `size` distinct held-out problems, or all if these are `least`; fewer are the first of more."""
+        check_whole(f"Task '{self.name}': the held-out size", size, 1)
         problems = self._collect(random.Random(f"{self.name}/heldout"), size, heldout=True)
         if len(problems) < (least or size):
             raise InputError(

@@ -102,8 +102,9 @@ def split_position(key: str) -> float:
     return int.from_bytes(digest, "big") / 2**48
 
 
-def check_whole(what: str, value: object, low: int, high: int) -> int:
+def check_whole(what: str, value: object, low: int, high: int | None = None) -> int:
     """Return `value` if it is a whole number from `low` to `high`."""
-    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
         return value
-    raise InputError(f"{what} must be a whole number from {low} to {high}, got {value!r}.")
+    span = f"of at least {low}" if high is None else f"from {low} to {high}"
+    raise InputError(f"{what} must be a whole number {span}, got {value!r}.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from oblrpo import estimators
 from oblrpo.clock import Clock
@@ -58,7 +59,8 @@ class Learner:
     train_on: str
     """Which outputs go through the model: `all`, or `exact`, those whose advantages are not 0."""
     ledger: VarianceLedger
-    scheduler: Any
+    scheduler: LRScheduler | None
+    """The course of the rate eta_0; None where it is constant."""
     num_iterations: int
     clip_max: float | None
     """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
@@ -140,9 +142,11 @@ class Learner:
                 self.core.tape.forget()  # what is left of this gradient must not reach the next
                 self.core.optimizer.zero_grad(set_to_none=True)
                 break
-            clipped.append(clip_metrics(gradient.parts, self.ratio))
-            if not updates:
-                metrics |= first.compare(gradient) | sampler_metrics(gradient.parts, self.clip_max)
+            if updates:
+                clipped.append(clip_metrics(gradient.parts, self.ratio))
+            else:
+                metrics |= first.compare(gradient) if first.compares else {}
+                metrics |= sampler_metrics(gradient.parts, self.clip_max)
                 self.ledger.save_up(batch)
                 weights = replace(weights, old_logp_SC=gradient.logp_SC)
                 fixed_PG = gradient.baseline_PG if self.ratio.by_sign else None
@@ -152,7 +156,8 @@ class Learner:
         if not updates:
             return StepResult(samples, [], skipped)
         past.end_step(first)
-        metrics |= {name: sum(shares.get(name, 0.0) for shares in clipped) / len(clipped) for name in clipped[-1]}
+        for name in clipped[-1] if clipped else ():
+            metrics[name] = sum(shares.get(name, 0.0) for shares in clipped) / len(updates)
         return StepResult(samples, [replace(updates[0], further=metrics), *updates[1:]], skipped)
 
     def chosen(self, batch: Batch, baseline: BaselinePass, weights: ImportanceWeights) -> Batch:
@@ -194,9 +199,10 @@ class Learner:
 
     def _end_update(self) -> None:
         """Advance the scheduler of the rate, which counts updates, also those that were skipped."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
-            self.scheduler.step()
+        if self.scheduler is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
+                self.scheduler.step()
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -211,9 +217,9 @@ class Learner:
     @property
     def _parts(self) -> dict[str, Any]:
         core = self.core
-        parts = {"optimizer": core.optimizer, "schedule": core.schedule, "scheduler": self.scheduler}
-        parts |= {"baseline": core.baseline, "ledger": self.ledger}
-        return parts if self.reference is None else parts | {"reference": self.reference}
+        parts = {"optimizer": core.optimizer, "schedule": core.schedule, "baseline": core.baseline}
+        parts |= {"scheduler": self.scheduler, "ledger": self.ledger, "reference": self.reference}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that the next step depends on."""

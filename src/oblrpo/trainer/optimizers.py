@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from oblrpo.errors import InputError, pip_install
 from oblrpo.settings import OptimConfig
@@ -58,10 +58,10 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     return optimizer
 
 
-def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LRScheduler:
-    """Return what takes the learning rate through its course of that name, over so many updates."""
-    if kind == "constant":  # made here as transformers makes it, whose module of courses first loads PEFT
-        return LambdaLR(optimizer, lambda _: 1.0)
+def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+    """Return what takes the learning rate through its course of that name, over so many updates; None: constant."""
+    if kind == "constant":
+        return None
     from transformers import get_scheduler
 
     scheduler: LRScheduler = get_scheduler(kind, optimizer, 0, updates)

@@ -53,7 +53,7 @@ def check(config: TrainConfig) -> None:
             f"{algorithm.smallest_group}, not {G}."
         )
     _check_scores(config)
-    whole = ratio_of(config.algorithm, algorithm).whole
+    whole = ratio_of(config.algorithm, algorithm).is_importance_weight
     if config.algorithm.num_iterations > 1 and algorithm.schedule == "ess" and not whole:
         raise InputError(
             f"schedule ess follows the importance weights of whole completions, which the ratio {algorithm.ratio!r} "

@@ -150,11 +150,11 @@ def test_what_is_printed(capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "varies on 2 and 3 of 4 prompts; ||grad J||^2 -0.25" in out
     assert "-0.5 to 0.25 where it was looked for (residual 0.12); |c| 0.17 +- 0.32 along that direction" in out
-    assert "1.6 by the upper estimate, 0.625; along the direction found unknown (not told from 0)" in out
+    assert "1.6 by the upper estimate, 0.625; along the direction found unknown (not distinguishable from 0)" in out
     assert "curvature along it 1 +- 1.1, secant 2" in out
     assert "bound unknown (upper estimate of c), second order +0.2500, realised +0.5000 +- 0.5912" in out
-    assert "supports a rate of 1.6; the lower one is not told from 0." in out
-    assert "changes the mean reward by less than 0.59, which is all that can be told" in out
+    assert "supports a rate of 1.6; the lower one cannot be distinguished from 0." in out
+    assert "changes the mean reward by less than 0.59, too little to be measured" in out
     assert "safe" not in out
 
 

@@ -308,10 +308,7 @@ class BatchGradient:
             before.append(part.logp_SC[rows_S])
         sequences = Sequences.join(chosen)
         width = sequences.own_SC.shape[1]
-
-        def before_SC() -> Tensor:
-            return torch.cat([nn.functional.pad(old_SC, (0, width - old_SC.shape[1]))[:, :width] for old_SC in before])
-
+        before_SC = torch.cat([nn.functional.pad(old_SC, (0, width - old_SC.shape[1]))[:, :width] for old_SC in before])
         rows_at_once = MicroBatches(self.args.per_device_train_batch_size)
         change = Movement(self.policy, self.args.temperature, rows_at_once).of(sequences, before_SC)
 
