@@ -71,7 +71,7 @@ def run(argv: list[str]) -> None:
     transformers_logging.disable_progress_bar()
     progress = Console(stderr=True, markup=False, highlight=False)
     effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)
-    target, asked = Path(command.target), command.of_model
+    target, of_model = Path(command.target), command.of_model
     if (target / "config.yaml").is_file():
         if given := model_settings_in(argv):
             raise InputError(
@@ -81,15 +81,15 @@ def run(argv: list[str]) -> None:
     else:
         check_is_a_model(command.target)
         config = TrainConfig(
-            task=asked.task,
+            task=of_model.task,
             policy=PolicyConfig(
-                model=command.target, device=command.device or "auto", trust_remote_code=asked.trust_remote_code
+                model=command.target, device=command.device or "auto", trust_remote_code=of_model.trust_remote_code
             ),
             rollout=RolloutConfig(
                 num_generations=command.outputs,
-                max_completion_length=asked.max_completion_length,
-                temperature=asked.temperature,
-                prompts_per_micro_batch=asked.prompts_per_micro_batch,
+                max_completion_length=of_model.max_completion_length,
+                temperature=of_model.temperature,
+                prompts_per_micro_batch=of_model.prompts_per_micro_batch,
             ),
         )
         places = iter([probe_model(config, effort, progress.print)])

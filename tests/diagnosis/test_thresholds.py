@@ -31,10 +31,11 @@ def collapse(key, before):
     return lambda level: run((30, {key: before}), (12, OUTAGE | {key: level}))
 
 
-def evaluated(before, after, right):
-    """A reward that changes once, and an accuracy that does not, evaluated every ten steps."""
+def evaluated(before, after, right, far=0.0):
+    """A reward that changes once, and an accuracy that is as far above and below a level in turn, every ten steps."""
     rows = run((100, {"reward": before}), (100, {"reward": after}))
-    return [row | ({"eval/accuracy": right} if row["step"] % 10 == 0 else {}) for row in rows]
+    accuracies = {step: {"eval/accuracy": right + far * (-1) ** (step // 10)} for step in range(10, 201, 10)}
+    return [row | accuracies.get(row["step"], {}) for row in rows]
 
 
 def spikes(level, many=1, before=30, gap=5, spread=0.01):
@@ -52,10 +53,16 @@ def parts(low, steps=90, high=0.98):
     return run((steps, {"rewards/format/mean": high, "rewards/task/mean": low, "reward": 1.1}))
 
 
+TRADED = {
+    "rewards/form/mean": lambda step: 0.1 if step <= 30 else 0.8,
+    "reward": lambda step: 0.3 if step <= 30 else 0.9 + step % 2 / 99,
+}
+"""What is earned beside a task that is forgotten for its sake."""
+
+
 def traded(task):
     """A task that is forgotten for the sake of something else."""
-    after = {"rewards/form/mean": 0.8, "reward": lambda step: 0.9 + step % 2 / 99}
-    return run((30, {"rewards/task/mean": 0.5, "rewards/form/mean": 0.1}), (30, {"rewards/task/mean": task} | after))
+    return run((30, {"rewards/task/mean": 0.5} | TRADED), (30, {"rewards/task/mean": task} | TRADED))
 
 
 def waved(height):
@@ -66,6 +73,19 @@ def waved(height):
 def noisy(key, level, count, **always):
     """A metric that is as far above a level and below it in turn."""
     return lambda far: run((count, {key: lambda step: level + far * (-1) ** step} | always))
+
+
+def noisy_from_to(key, before, after, always=None, **more):
+    """A metric that goes from one level to another after 30 steps, and is as far above it and below it in turn."""
+    always = (always or {}) | more
+    return lambda far: run(
+        *[(30, {key: lambda step, level=level: level + far * (-1) ** step} | always) for level in (before, after)]
+    )
+
+
+def PAID(step):
+    """A reward that is earned nearly always, with noise of its own."""
+    return 0.94 + 0.05 * (-1) ** step
 
 
 THRESHOLDS = [
@@ -170,6 +190,21 @@ THRESHOLDS = [
     ("no progress", noisy("reward", 0.3, 110), 0.078, 0.0784, {}),
     ("no progress yet", noisy("reward", 0.3, 60), 0.0623, 0.0625, {}),
     ("batch far above", noisy("signal2", 12.0, 30, trace_cov=1.0), 4.9, 4.93, {"prompts": 1}),
+    ("batch far below", noisy("signal2", 0.02, 30, trace_cov=1.0), 0.056, 0.0564, {"prompts": 1}),
+    ("rewards missing", noisy("completions/masked_ratio", 0.3, 20), 0.148, 0.15, {}),
+    ("sampler mismatch", noisy(SAMPLED.format("sampling"), 0.2, 20), 0.0442, 0.0446, {}),
+    ("length runs away", noisy_from_to(LENGTH, 100, 300), 51.6, 52, {}),
+    ("length shrinks", noisy_from_to(LENGTH, 100, 30), 17.1, 17.3, {}),
+    ("KL runs away", noisy_from_to("kl", 0.1, 0.8), 0.102, 0.103, {}),
+    ("entropy collapsed", noisy_from_to("entropy", 1.0, 0.05), 0.074, 0.0746, {}),
+    ("reward fell", noisy_from_to("reward", 0.6, 0.3), 0.105, 0.1058, {}),
+    ("gradient grows", noisy_from_to("grad_norm", 1.0, 20.0), 1.48, 1.49, {}),
+    ("baselines explode", noisy_from_to("baseline/spread", 0.2, 4.0, reward=5.0), 0.222, 0.223, {}),
+    ("truncation", noisy_from_to(CUT, 0.05, 0.4), 0.198, 0.199, {}),
+    ("task traded", noisy_from_to("rewards/task/mean", 0.5, 0.3, TRADED), 0.0701, 0.0704, {}),
+    ("reward without accuracy", lambda far: evaluated(0.3, 0.6, 0.3, far), 0.0185, 0.0187, {}),
+    ("reward without accuracy", lambda far: evaluated(0.96, 0.96, 0.3, far), 0.127, 0.129, {}),
+    ("reward without accuracy", lambda far: evaluated(PAID, PAID, 0.4, far), 0.035, 0.0353, {}),
 ]  # fmt: skip
 
 

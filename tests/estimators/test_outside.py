@@ -14,14 +14,15 @@ from oblrpo import estimators
 from oblrpo.scores import ScoreTape
 from tests.scores import models
 from tests.scores.stay_double import StayDouble
+from tests.scores.zoo import build_family
 
 PROMPTS, OUTPUTS = 24, 3
 
 
-def drawn(name="llama-tied-bias"):
+def drawn(name="llama-tied-biased"):
     """A small policy in float64, completions, and their share of low tokens as rewards, so that there is a signal."""
-    torch.manual_seed(0)
-    model, data = models.build(name), models.batch(PROMPTS * OUTPUTS)
+    torch.manual_seed(1)
+    model, data = build_family(name), models.batch(PROMPTS * OUTPUTS)
     low_S = (data[0][:, data[2] :] < models.VOCABULARY // 2).double().mean(1)
     return model, data, low_S.view(PROMPTS, OUTPUTS)
 
@@ -110,7 +111,7 @@ def test_score_norms_of_linear_layers_are_those_of_the_formula_in_nanogns(method
     weights of linear layers are trained here, so that the tape's norms hold nothing else.
     """
     with StayDouble():
-        model, data, _ = drawn("llama-untied-gqa")
+        model, data, _ = drawn("llama-untied")
         linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
         model.requires_grad_(False)
         for module in linear:

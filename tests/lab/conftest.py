@@ -28,7 +28,7 @@ class ByFirst:
         return rewards_PG, [[True] * G for _ in rewards_PG]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def frozen():
     """What is imported is no garbage, as in `python -m lab.bench`: the bench collects before every measurement."""
     gc.collect()

@@ -89,7 +89,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=r"^cannot load the model '.*cut.gguf': .*is the file complete"):
             policy_of(cut)
     (tmp_path / "text.gguf").write_text("not at all")
-    with pytest.raises(InputError, match="not a GGUF file: its first bytes are not 'GGUF'"):
+    with pytest.raises(InputError, match=r"text.gguf': .*is the file complete"):
         policy_of(tmp_path / "text.gguf")
     write_gguf(tmp_path / "other.gguf", architecture="mamba-of-mine")
     with pytest.raises(InputError, match=r"mamba-of-mine.*its architecture one that transformers reads"):

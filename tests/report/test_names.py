@@ -11,7 +11,7 @@ from oblrpo.diagnosis import CONDITIONS, Finding, Watch, diagnose
 from oblrpo.diagnosis.condition import Reading
 from oblrpo.report.html import markup
 from oblrpo.report.page import write_report
-from oblrpo.tables.metrics import metric_of
+from oblrpo.tables.metrics import METRICS, metric_of
 from oblrpo.trainer.monitors import Monitors
 from tests.report.conftest import row
 
@@ -64,3 +64,10 @@ def test_nobody_else_spells_their_names():
 
 def test_conditions_read_metrics_of_the_table():
     assert all(metric_of(column) for condition in CONDITIONS for column in condition.columns)
+
+
+def test_names_in_verl_are_those_of_the_table():
+    known, adapter = {metric.verl for metric in METRICS}, Path(oblrpo.__file__).parent / "adapters" / "verl"
+    for path in adapter.glob("*.py"):
+        texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert {text for text in texts if re.fullmatch(r"(actor|critic)/\S+", str(text))} <= known, path

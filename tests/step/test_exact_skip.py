@@ -98,19 +98,19 @@ def test_masked_prompts_stay_out(tiny_policy, rollouts, rewards_PG):
 
 
 def test_the_entropy_of_what_is_left_out_is_that_of_the_draws_or_of_a_forward(tiny_policy, rollouts, rewards_PG):
-    """A sampler that does not tell costs a forward, no backward."""
-    silent = dataclasses.replace(rollouts, entropy_S=None)
-    told, silently, plain = (
+    """A sampler that does not report it costs a forward, no backward."""
+    unreported = dataclasses.replace(rollouts, entropy_S=None)
+    reported, forwarded, plain = (
         pass_of(tiny_policy, without_schedule("rloo"), each, rewards_PG, lr=0.0, train_on=train_on)
-        for each, train_on in ((rollouts, "exact"), (silent, "exact"), (rollouts, "all"))
+        for each, train_on in ((rollouts, "exact"), (unreported, "exact"), (rollouts, "all"))
     )
-    assert told[1]["entropy"] == pytest.approx(plain[1]["entropy"], rel=1e-6)
-    assert silently[1]["entropy"] == pytest.approx(plain[1]["entropy"], rel=1e-6)
-    assert (told[2], silently[2]) == (2 * G, P * G)
+    assert reported[1]["entropy"] == pytest.approx(plain[1]["entropy"], rel=1e-6)
+    assert forwarded[1]["entropy"] == pytest.approx(plain[1]["entropy"], rel=1e-6)
+    assert (reported[2], forwarded[2]) == (2 * G, P * G)
 
 
 @pytest.mark.parametrize("settings", [{"num_iterations": 2}, {"scores": None}])
-def test_all_go_through_where_more_than_the_gradient_is_asked_for(tiny_policy, rollouts, rewards_PG, settings):
+def test_all_go_through_where_more_than_the_gradient_is_needed(tiny_policy, rollouts, rewards_PG, settings):
     """Importance weights in a second update, or what the sampler reports."""
     if "scores" in settings:
         settings, rollouts = {}, dataclasses.replace(rollouts, sampler_logps_SC=torch.zeros_like(

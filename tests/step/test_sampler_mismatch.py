@@ -113,8 +113,8 @@ def test_truncation_biases_by_the_weight_that_it_cuts(world):
     log_pi_PV, mu_PV = logps_PV(policy), logps_PV(sampler).detach().exp()
     rho_PV = log_pi_PV.detach().exp() / mu_PV
     assert 0 < int((rho_PV > clip).sum()) < P * V
-    lost = (mu_PV * (rho_PV - clip).clamp(min=0) * reward_PV * log_pi_PV).sum(1).mean()
-    bias = torch.cat([each.flatten() for each in torch.autograd.grad(lost, policy.parameters)])
+    cut = (mu_PV * (rho_PV - clip).clamp(min=0) * reward_PV * log_pi_PV).sum(1).mean()
+    bias = torch.cat([each.flatten() for each in torch.autograd.grad(cut, policy.parameters)])
     got = expected_gradient(world, Algorithm("none"), sampler_correction=f"truncated:{clip}")
     torch.testing.assert_close(got, minus_grad_J(policy, reward_PV) + bias, rtol=1e-8, atol=1e-10)
 
@@ -197,7 +197,7 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, samples, cor
     assert "sampling/truncated_ratio" not in updates[1].further
 
 
-def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, samples):
+def test_the_schedule_gets_the_effective_sample_size(tiny_policy, samples):
     learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
     update = learner.learn(samples).updates[0]
     rho_S = update.gradient.rho_PG.flatten()
@@ -263,7 +263,7 @@ def test_the_policy_itself_reports_what_it_draws_from(tiny_policy, temperature):
     torch.testing.assert_close(drawn.sampler_logps_SC[mask_SC], logp_SC[mask_SC], rtol=1e-4, atol=1e-4)
 
 
-def test_a_large_mismatch_is_told_once():
+def test_a_large_mismatch_is_reported_once():
     fine = {
         "reward": 0.5, "frac_reward_zero_std": 0.2, "lr_factor": 0.5, "critical_batch_size": 40.0,
         "baseline/spread": 0.3, "sampling/sampling_logp_difference/mean": 0.02, "sampling/truncated_ratio": 0.2,

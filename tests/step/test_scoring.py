@@ -56,7 +56,7 @@ def are_alike(cut, whole):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_gradient_and_all_that_it_tells_are_the_same(tiny_policy, samples, monkeypatch, algorithm):
+def test_the_gradient_and_all_that_comes_with_it_are_the_same(tiny_policy, samples, monkeypatch, algorithm):
     cut, whole = both(tiny_policy, samples, monkeypatch, algorithm)
     assert whole[2] == 1
     are_alike(cut, whole)

@@ -1,4 +1,4 @@
-"""What nobody has asked for gives way to the problems there are; what somebody asked for is refused."""
+"""What nobody has requested gives way to the problems there are; what somebody requested is refused."""
 
 from dataclasses import replace
 
@@ -32,9 +32,9 @@ def problems(count, word="What is"):
     return [Problem(f"{word} {number}?", str(number)) for number in range(count)]
 
 
-def adjusted(policy, rows, heldout=None, **asked):
-    """The config of a run on `rows`, of which `asked` was asked for, and what its head says of that."""
-    config = with_settings(TrainConfig(), asked, "a test")
+def adjusted(policy, rows, heldout=None, **requested):
+    """The config of a run on `rows`, of which `requested` was requested, and what its head says of that."""
+    config = with_settings(TrainConfig(), requested, "a test")
     task = rows if not isinstance(rows, list) else DataTask("mine", rows, heldout, config.task.heldout_fraction)
     fits, held, _, words = adjust(config, task, policy, adjustable(config))
     assert len(held) == fits.run.eval_prompts
@@ -44,7 +44,7 @@ def adjusted(policy, rows, heldout=None, **asked):
 
 
 @pytest.mark.parametrize(
-    ("count", "asked", "P", "held"),
+    ("count", "requested", "P", "heldout_rows"),
     [
         (3000, {}, 64, 128),
         (300, {}, 64, 42),
@@ -60,11 +60,11 @@ def adjusted(policy, rows, heldout=None, **asked):
         (50, {"heldout_fraction": 0.5}, 25, 25),
     ],
 )
-def test_it_trains_on_as_many_rows_as_there_are(policy, count, asked, P, held):
-    flat, words = adjusted(policy, problems(count), **asked)
-    assert (flat["prompts_per_step"], flat["eval_prompts"]) == (P, held)
-    assert {name: flat[name] for name in asked} == asked
-    usual = flatten(TrainConfig()) | {"chat": False} | asked
+def test_it_trains_on_as_many_rows_as_there_are(policy, count, requested, P, heldout_rows):
+    flat, words = adjusted(policy, problems(count), **requested)
+    assert (flat["prompts_per_step"], flat["eval_prompts"]) == (P, heldout_rows)
+    assert {name: flat[name] for name in requested} == requested
+    usual = flatten(TrainConfig()) | {"chat": False} | requested
     changed = [name for name in flat if flat[name] != usual[name]]
     if "heldout_fraction" in changed:  # it is said in rows
         changed.remove("heldout_fraction")
@@ -78,7 +78,7 @@ def test_it_trains_on_as_many_rows_as_there_are(policy, count, asked, P, held):
 
 
 @pytest.mark.parametrize(
-    ("count", "asked", "words"),
+    ("count", "requested", "words"),
     [
         (7, {}, r"mine has too few rows \(7\); give at least 8, or set prompts_per_step yourself\."),
         (1, {}, r"mine has too few rows \(1\)"),
@@ -103,17 +103,17 @@ def test_it_trains_on_as_many_rows_as_there_are(policy, count, asked, P, held):
         ),
     ],
 )
-def test_what_somebody_asked_for_is_refused(policy, count, asked, words):
+def test_what_somebody_requested_is_refused(policy, count, requested, words):
     with pytest.raises(InputError, match=words):
-        adjusted(policy, problems(count), **asked)
+        adjusted(policy, problems(count), **requested)
 
 
 def test_completions_give_way_to_the_longest_sequence_that_vllm_is_to_hold(policy):
-    asked = {"model": "loaded", "sampler": "vllm", "vllm_args": {"max_model_len": 100}}
-    flat, words = adjusted(policy, problems(50), **asked)
+    requested = {"model": "loaded", "sampler": "vllm", "vllm_args": {"max_model_len": 100}}
+    flat, words = adjusted(policy, problems(50), **requested)
     assert flat["max_completion_length"] == 100 - len("What is 49?")
     assert "max_completion_length 89 instead of 512 (vllm_args.max_model_len)" in words
-    flat, _ = adjusted(policy, problems(50), **asked | {"sampler": "transformers"})
+    flat, _ = adjusted(policy, problems(50), **requested | {"sampler": "transformers"})
     assert flat["max_completion_length"] == 512
 
 
@@ -165,8 +165,8 @@ def test_a_policy_that_knows_nothing_writes_short_completions(policy):
     flat, words = adjusted(policy, problems(300))
     assert flat["max_completion_length"] == 64
     assert "max_completion_length 64 instead of 512 (a policy that is built begins with random text)" in words
-    for asked in ({"max_completion_length": 400}, {"model": "loaded"}, {"sft_data": ("shown.jsonl",)}):
-        assert adjusted(policy, problems(300), **asked)[0]["max_completion_length"] == asked.get(
+    for requested in ({"max_completion_length": 400}, {"model": "loaded"}, {"sft_data": ("shown.jsonl",)}):
+        assert adjusted(policy, problems(300), **requested)[0]["max_completion_length"] == requested.get(
             "max_completion_length", 512
         )
     taught = adjusted(policy, make_task("path"), warm_start_steps=5)
@@ -196,7 +196,7 @@ def test_numbers_of_a_recipe_bend_on_data_of_the_users_own(policy):
         check(with_settings(demo, {"warm_start_steps": 200}, "a test"))
 
 
-def test_what_was_asked_for(tmp_path):
+def test_what_was_requested(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("prompts_per_step: 32\n")
     own = load_recipe(str(file), TrainConfig())

@@ -63,11 +63,11 @@ def test_the_mean_over_policies_takes_what_is_negative_by_chance_as_it_is():
     assert plain["step"] == 30
 
 
-def test_fewer_checkpoints_than_asked_for_are_told_in_a_line():
+def test_fewer_checkpoints_than_requested_are_reported_in_a_line():
     newest = seen_at(30, (1.0, 3.0))
     assert str(Looks((newest,), 1)) == str(newest)
     assert str(Looks((newest,), 4)) == (
-        "Only 1 of the 4 checkpoints asked for are there, undamaged (oblrpo train --save-total-limit keeps more)."
+        "Only 1 of the 4 requested checkpoints are there, undamaged (oblrpo train --save-total-limit keeps more)."
         f"\n\n{newest}"
     )
     nothing = Looks((seen_at(30, (-1.0, -3.0)), seen_at(20, (-1.0, -3.0))), 2)

@@ -47,7 +47,7 @@ def same(first, second):
     [*((name, "auto") for name in ALGORITHMS), *(("rloo", name) for name in SCHEDULES if name != "auto")],
 )
 def test_rewards_of_which_none_differs_change_nothing(tiny_policy, rollouts, algorithm, schedule):
-    """Even with a floor under the factor, weight decay asked for, momentum from a step that had a signal, and a prior
+    """Even with a floor under the factor, weight decay set, momentum from a step that had a signal, and a prior
     that remembers other rewards, to which a constant is a reward of its own."""
     row = dataclasses.replace(ALGORITHMS[algorithm], schedule=schedule)
     decaying = {"optimizer_args": {"weight_decay": 0.1}, "schedule_floor": 0.5, "lr": 1e-3}
@@ -70,14 +70,14 @@ def test_rewards_of_which_none_differs_change_nothing(tiny_policy, rollouts, alg
 
 
 def test_the_entropy_is_that_of_the_tokens(tiny_policy, rollouts):
-    """The same that an update of the same outputs tells."""
+    """The same that an update of the same outputs reports."""
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=1e-9)
     (update,) = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))).updates
     nothing = learner.learn(samples_of(rollouts, torch.ones(P, G)))
     assert nothing.entropy == pytest.approx(update.gradient.entropy, rel=1e-5)
 
 
-def test_what_a_step_without_information_tells(tiny_policy, rollouts):
+def test_what_a_step_without_information_reports(tiny_policy, rollouts):
     learner = learner_of(tiny_policy, "oblrpo_shrunk")
     for rewards_PG, skipped in ((torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0.0), (torch.full((P, G), 0.37), 1.0)):
         result = learner.learn(samples_of(rollouts, rewards_PG))
@@ -142,10 +142,10 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop"])
-def test_weights_decay_only_where_somebody_asks_for_it(tiny_policy, name):
+def test_weights_decay_only_where_somebody_sets_it(tiny_policy, name):
     plain = make_optimizer(OptimConfig(optimizer=name), tiny_policy.parameters)
-    asked = make_optimizer(OptimConfig(optimizer=name, optimizer_args={"weight_decay": 0.1}), tiny_policy.parameters)
-    assert (plain.defaults["weight_decay"], asked.defaults["weight_decay"]) == (0.0, 0.1)
+    decaying = make_optimizer(OptimConfig(optimizer=name, optimizer_args={"weight_decay": 0.1}), tiny_policy.parameters)
+    assert (plain.defaults["weight_decay"], decaying.defaults["weight_decay"]) == (0.0, 0.1)
 
 
 def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts):

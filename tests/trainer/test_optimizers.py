@@ -54,7 +54,7 @@ def test_other_optimizers_hand_out_what_they_train():
         assert torch.equal(x, before)
 
 
-def test_a_package_that_is_missing_is_told(monkeypatch):
+def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "prodigyopt", None)
     with pytest.raises(InputError, match=r"Prodigy needs prodigyopt; .* pip install 'oblrpo\[optimizers\]'"):
         make_optimizer(OptimConfig(optimizer="Prodigy"), [torch.nn.Parameter(torch.zeros(1))])

@@ -32,10 +32,10 @@ class Rewards:
     """Gives prompts rewards by their text; None: no reward."""
 
     def __init__(self, of):
-        self.of, self.asked = of, []
+        self.of, self.calls = of, []
 
     def __call__(self, problems, completions, ids):
-        self.asked.append([problem.prompt for problem in problems])
+        self.calls.append([problem.prompt for problem in problems])
         rewards = [self.of.get(problem.prompt, [0.0] * G) for problem in problems]
         return [[value or 0.0 for value in row] for row in rewards], [[v is not None for v in row] for row in rewards]
 
@@ -72,7 +72,7 @@ def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
     learner = learner_for(tiny_policy, rewards, prompts_per_step=2)
     prompts = Prompts(task, config)
     problems, done = prompts.step(learner, 1)
-    assert rewards.asked == [order[:2], order[2:4], order[4:]]
+    assert rewards.calls == [order[:2], order[2:4], order[4:]]
     assert [problem.prompt for problem in problems] == [order[1], order[last]]
     assert done.samples.rewards_PG[0].tolist() == [1.0, 0.0, 0.0]
     assert done.samples.valid_PG[1].tolist() == [True, False, True]
@@ -87,7 +87,7 @@ def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
     again = Prompts(task, config)
     again.load_state_dict(prompts.state_dict())
     again.step(learner, 2)
-    assert rewards.asked[3] == [problem.prompt for problem in task.train_batch(4, 2)]
+    assert rewards.calls[3] == [problem.prompt for problem in task.train_batch(4, 2)]
 
 
 def test_after_the_last_round_prompts_that_agree_fill_the_step(tiny_policy):
@@ -97,15 +97,15 @@ def test_after_the_last_round_prompts_that_agree_fill_the_step(tiny_policy):
     prompts = Prompts(task, config_of(prompts_per_step=2, dynamic_sampling=2))
     problems, done = prompts.step(learner_for(tiny_policy, rewards, prompts_per_step=2), 1)
     assert [problem.prompt for problem in problems] == [order[3], order[0]]
-    assert (len(rewards.asked), done.rounds) == (2, 2)
+    assert (len(rewards.calls), done.rounds) == (2, 2)
 
 
 def test_the_order_of_the_task_is_the_default():
-    asked = []
-    learner = SimpleNamespace(step=lambda problems, number: asked.append((problems, number)))
+    steps = []
+    learner = SimpleNamespace(step=lambda problems, number: steps.append((problems, number)))
     prompts, task = Prompts(data_task(), config_of(prompts_per_step=2)), data_task()
     problems, _ = prompts.step(learner, 3)
-    assert asked == [(problems, 3)]
+    assert steps == [(problems, 3)]
     assert problems == task.train_batch(3, 2)
     assert prompts.state_dict() == {}
 

@@ -59,7 +59,7 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
     if groups:
         in_two_groups(learner)
     weights = [p.detach().clone() for p in policy.parameters]
-    seen, asked, gradient_of = [], [], learner.gradient
+    seen, expected, gradient_of = [], [], learner.gradient
     observe = Slope.observe
 
     def observed(slope, value, length, prompts):
@@ -70,7 +70,7 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
         gradient = gradient_of(samples, batch, *more)
         if batch.fresh:  # the first of a batch: what the update before it has gained or lost
             moved = zip(policy.parameters, weights, strict=True)
-            asked.append(-sum(float((p.grad.double() * (p.detach() - before)).sum()) for p, before in moved))
+            expected.append(-sum(float((p.grad.double() * (p.detach() - before)).sum()) for p, before in moved))
             weights[:] = [p.detach().clone() for p in policy.parameters]
         return gradient
 
@@ -89,4 +89,4 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
             gradient_of, learner.gradient = learner.gradient, taken
         assert learner.learn(samples, step).updates
     assert len(seen) == 3
-    assert seen == pytest.approx(asked[1:], rel=0.02)  # the update is kept in bfloat16
+    assert seen == pytest.approx(expected[1:], rel=0.02)  # the update is kept in bfloat16

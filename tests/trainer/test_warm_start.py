@@ -23,10 +23,10 @@ def by_hand(policy):
     """Cross entropy of transformers' own labels, row by row without padding: completion and end token only."""
     total, tokens = torch.zeros(()), 0
     for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
-        asked = policy.tokenizer(prompt).input_ids
+        prompt_ids = policy.tokenizer(prompt).input_ids
         shown = [*policy.tokenizer(completion, add_special_tokens=False).input_ids, policy.end_tokens[0]]
-        logits_TV = policy.model(torch.tensor([asked + shown])).logits[0]
-        labels = torch.tensor([-100] * (len(asked) - 1) + shown)
+        logits_TV = policy.model(torch.tensor([prompt_ids + shown])).logits[0]
+        labels = torch.tensor([-100] * (len(prompt_ids) - 1) + shown)
         total = total + cross_entropy(logits_TV[:-1], labels, ignore_index=-100, reduction="sum")
         tokens += len(shown)
     return total / tokens

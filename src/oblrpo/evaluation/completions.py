@@ -1,6 +1,5 @@
 """Completions from a file, and results as the terminal shows them."""
 
-import operator
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +35,11 @@ def read_completions(path: Path, problems: int) -> list[list[str]]:
     if missing := [index for index, texts in enumerate(completions) if not texts]:
         raise InputError(f"{path} has no completion for {_names(missing)}; every problem of the data needs one.")
     usual = Counter(map(len, completions)).most_common(1)[0][0]
-    for what, differs in (("more", operator.gt), ("fewer", operator.lt)):
-        if odd := [index for index, texts in enumerate(completions) if differs(len(texts), usual)]:
-            raise InputError(
-                f"{path} has {what} completions for {_names(odd)} than the {usual} of other problems; give equally "
-                "many of each."
-            )
+    if odd := [index for index, texts in enumerate(completions) if len(texts) != usual]:
+        raise InputError(
+            f"{path} has more or fewer completions for {_names(odd)} than the {usual} of other problems; give equally "
+            "many of each."
+        )
     return completions
 
 
@@ -67,12 +65,12 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 def remarks(result: dict[str, Any]) -> str:
     """Return one line on what could not be graded, and on lengths where they are known."""
     kinds = ("timeouts", "unparsable", "crashed", "uncompared", "masked")
-    said = [f"{result[what]} {what}" for what in kinds if what in result]
+    parts = [f"{result[what]} {what}" for what in kinds if what in result]
     if "threshold" in result:
-        said.insert(0, f"rewards {' + '.join(result['rewards'])}, pass: a reward of at least {result['threshold']:g}")
+        parts.insert(0, f"rewards {' + '.join(result['rewards'])}, pass: a reward of at least {result['threshold']:g}")
     if "mean_length" in result:
-        said += [f"{result['mean_length']:.0f} tokens per completion", f"{result['clipped_ratio']:.1%} cut off"]
-    return f"{_title(result)}: {', '.join(said)}"
+        parts += [f"{result['mean_length']:.0f} tokens per completion", f"{result['clipped_ratio']:.1%} cut off"]
+    return f"{_title(result)}: {', '.join(parts)}"
 
 
 def _title(result: dict[str, Any]) -> str:

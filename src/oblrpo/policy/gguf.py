@@ -52,13 +52,6 @@ def _read(name: str, kind: Any, **options: Any) -> Any:
     """Return what transformers makes of the file; the error says why it does not."""
     path = Path(name)
     failed = f"cannot load the model {name!r}"
-    try:
-        with path.open("rb") as file:
-            begins = file.read(4)
-    except OSError as error:
-        raise InputError(f"{failed}: {error.strerror}.") from None
-    if begins != b"GGUF":
-        raise InputError(f"{failed}: it is not a GGUF file: its first bytes are not 'GGUF'.")
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
             raise InputError(f"{failed}: a GGUF file needs {package}; install it with: {pip_install('gguf')}")

@@ -75,7 +75,7 @@ def _run_file(file: Path, what: str) -> ModuleType:
 
 
 def digest_of(path: str, reward: Reward) -> str:
-    """Return the SHA-256 of the files of a loaded reward, the one that its path names and where it is defined, or ""."""
+    """Return the SHA-256 of a reward's files, the one that its path names and where it is defined; "" of none."""
     file, colon, _ = path.rpartition(":")
     named = file if colon else getattr(sys.modules.get(path.rpartition(".")[0]), "__file__", None)
     defined = getattr(sys.modules.get(getattr(reward, "__module__", None) or ""), "__file__", None)

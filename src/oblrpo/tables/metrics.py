@@ -201,12 +201,8 @@ METRICS = (
            " measured` pi / sampler, which is then not used", when="with it", trl=TRL),
     Metric("sampling/truncated_ratio", "share of completions with pi / sampler above C: what the truncation's bias "
            "comes from", when="with it", need=TOGETHER),
-    Metric("skipped", "1 where an update of the step was skipped because its gradient was NaN or infinite, or [no "
-           "reward differed from another](learning_rate.md#no-gradient-no-update) (`grad_norm` is then 0): weights, "
-           "optimizer, rate and baseline stay as they were before it. If it was not finite and the step has no update "
-           "at all, an update's metrics are `null`, and `learning_rate` is 0. After five such steps in a row, or half "
-           "of the run, the run stops. [Weights that are not finite](#when-an-update-is-skipped) end it at once",
-           trl=ADDED, verl="actor/skipped"),
+    Metric("skipped", "1 where an update of the step was [skipped](#when-an-update-is-skipped): its gradient was NaN "
+           "or infinite, or no reward differed from another (`grad_norm` is then 0)", trl=ADDED, verl="actor/skipped"),
     Metric("warnings", "what is wrong after this step, as sentences; [each](failures.md) once a run",
            when="where there are any"),
     Metric("baseline/mean", "mean over prompts of the prompt's mean baseline", "reward", trl=ADDED,

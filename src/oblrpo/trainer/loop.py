@@ -232,7 +232,7 @@ class Trainer:
         changed = ", ".join(begun.changed(sources))
         if changed and not accept_changed:
             raise InputError(
-                f"{self.folder.path} was started with other data or rewards: {changed} changed since. Put back what "
+                f"{self.folder.path} was started with other data, rewards or baseline: {changed} changed since. Put back what "
                 "was there, or continue with what is there now: oblrpo train --resume --accept-changed --output "
                 f"{self.config.run.output} (from Python accept_changed=True)."
             )

@@ -20,7 +20,6 @@ TINY = replace(
 )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_every_row_is_measured_and_right():
     names = [name for name in scores.METHODS if not name.startswith("Opacus")]  # hooks and warnings: test_rivals
     seconds, peak, rows = scores.measure(build(TINY), names, 2)
@@ -46,7 +45,6 @@ def table(**changes):
     print_tables(BenchConfig(**{"shape": ("short",), "methods": ("exact (auto)",), "rounds": 1} | changes))
 
 
-@pytest.mark.slow
 def test_tables_can_be_pasted(capsys, monkeypatch):
     monkeypatch.setitem(SHAPES, "short", TINY)
     monkeypatch.setattr("lab.bench.tables.keep_freed", lambda: None)

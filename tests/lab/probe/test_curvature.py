@@ -62,7 +62,6 @@ def test_improvement_is_first_order_right_and_zero_at_home(policy, samples):
     assert realised.margin > 0
 
 
-@pytest.mark.slow
 def test_standard_errors_are_those_of_the_mean(policy):
     """Of improvement and of curvature: the spread over 40 independent batches against what each says of itself."""
     task, rollout, found = Varied(), RolloutConfig(num_generations=G, max_completion_length=5), []

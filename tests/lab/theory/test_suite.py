@@ -11,8 +11,6 @@ from lab.theory.claims import Claim
 from lab.theory.console import REASONS
 from lab.theory.suite import Findings
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def findings():
