@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import traceback
 import warnings
 
@@ -68,27 +67,31 @@ NO_PAGE = "import oblrpo.report.page as page; page.write_report = lambda run, ou
 class Fork:
     """The command line in a fork of this process, which has loaded torch already; the code `before` runs first.
 
-    Its standard output is a pipe, as that of `subprocess.Popen`.
+    Its standard output and error are pipes, as those of `subprocess.Popen`.
     """
 
     def __init__(self, argv, before=""):
-        self._err, self.returncode = tempfile.TemporaryFile(), None  # noqa: SIM115
-        reading, writing = os.pipe()
+        (out, to_out), (err, to_err), self.returncode = os.pipe(), os.pipe(), None
         for stream in (sys.__stdout__, sys.__stderr__):
             stream.flush()  # or the child would say it again
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # pytest has threads, of which the child needs none
             self.pid = os.fork()
         if self.pid == 0:
-            os.dup2(writing, 1)
-            os.dup2(self._err.fileno(), 2)
-            os.close(reading)
+            os.dup2(to_out, 1)
+            os.dup2(to_err, 2)
+            for descriptor in (out, err, to_out, to_err):
+                os.close(descriptor)
             os._exit(self._run(argv, before))
-        os.close(writing)
-        self.stdout = os.fdopen(reading)
+        os.close(to_out)
+        os.close(to_err)
+        self.stdout, self._err = os.fdopen(out), os.fdopen(err)
 
     def _run(self, argv, before):
-        sys.stdout, sys.stderr, interrupts.catch = sys.__stdout__, sys.__stderr__, CATCH
+        # Streams of its own: those of pytest may be of a file, in which one can seek.
+        sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = sys.__stderr__ = open(2, "w", closefd=False)  # noqa: SIM115
+        interrupts.catch = CATCH
         code = 0
         try:
             exec(DENSE_REWARD + NO_PAGE + before, {})
@@ -100,6 +103,7 @@ class Fork:
             traceback.print_exc()
             code = 1
         sys.stdout.flush()
+        sys.stderr.flush()
         return code
 
     def send_signal(self, number):
@@ -110,9 +114,9 @@ class Fork:
         """Wait for its end; returns what it said to standard output, that has not been read, and to standard error."""
         with self.stdout, self._err:
             out = self.stdout.read()
+            err = self._err.read()
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            self._err.seek(0)
-            return out, self._err.read().decode()
+            return out, err
 
 
 def start(output, before="", **settings):

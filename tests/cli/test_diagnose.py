@@ -70,12 +70,12 @@ def test_a_look_at_several_checkpoints(oblrpo, trained):
     code, out, err = oblrpo("diagnose", trained, "--look", "--prompts", 8, "--checkpoints", 3)
     assert code == 0, err
     assert "Looks at 3 policies of the run, each on fresh prompts of its own" in out
-    assert "asked for" not in out
+    assert "requested" not in out
     state = next((trained / "checkpoints" / "step_1").glob("*model*.safetensors"))
     state.write_bytes(state.read_bytes()[:-1])
     code, out, err = oblrpo("diagnose", trained, "--look", "--prompts", 8, "--checkpoints", 3)
     assert code == 0, err
-    assert "Only 2 of the 3 checkpoints asked for are there, undamaged (oblrpo train --save-total-limit" in out
+    assert "Only 2 of the 3 requested checkpoints are there, undamaged (oblrpo train --save-total-limit" in out
     seen = json.loads(oblrpo("diagnose", trained, "--look", "--prompts", 8, "--checkpoints", 3, "--json")[1])["look"]
     assert [each["step"] for each in seen["checkpoints"]] == [2, 0]
     for key in alone.keys() - {"checkpoints", "mean_n_snr", "mean_critical_batch_size"}:

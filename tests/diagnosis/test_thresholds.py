@@ -88,6 +88,16 @@ def PAID(step):
     return 0.94 + 0.05 * (-1) ** step
 
 
+def rising(rise, key, before, after):
+    """A reward that rises at once beside a metric that changes then, both with noise."""
+
+    def level(step):
+        return 0.3 + 0.02 * (-1) ** step + rise * (step > 30)
+
+    return run((30, {key: before, "reward": level, "rewards/form/mean": 0.1}),
+               (30, {key: after, "reward": level, "rewards/form/mean": 0.1}))  # fmt: skip
+
+
 THRESHOLDS = [
     # a condition, what the run looks like, levels inside and outside, and facts
     ("all truncated", lambda cut: run((10, {CUT: cut, "reward": 0.001})), 0.91, 0.89, {}),
@@ -109,6 +119,8 @@ THRESHOLDS = [
     ("reward without accuracy", lambda steps: evaluated(0.96, 0.96, 0.3)[:steps], 40, 39, {}),
     ("reward without accuracy", lambda steps: evaluated(0.96, 0.96, 0.42)[:steps], 80, 79, {}),
     ("same reward", lambda n: run((30, {}), (n, OUTAGE)), 5, 4, {}),
+    # four outages of a step in eight steps: the next one lasts with a chance of 1/2, and 17 times with 1e-5
+    ("same reward", lambda n: run(*[(1, {}), (1, OUTAGE)] * 4, (3, {}), (n, OUTAGE)), 17, 16, {}),
     ("same reward", lambda n: [{"step": row["step"], "reward": row["step"] / 99 * (row["step"] < 31)}
                                for row in run((30 + n, {}))], 20, 19, {}),
     ("outlying reward", lambda reward: run((30, {"reward": 0.5}), (1, {"reward": reward, "reward_std": 99})),
@@ -189,6 +201,8 @@ THRESHOLDS = [
     ("silent groups", noisy("frac_reward_zero_std", 0.75, 60), 0.175, 0.176, {}),
     ("no progress", noisy("reward", 0.3, 110), 0.078, 0.0784, {}),
     ("no progress yet", noisy("reward", 0.3, 60), 0.0623, 0.0625, {}),
+    ("length runs away", lambda rise: rising(rise, LENGTH, 100, 250), 0.0358, 0.0360, {}),
+    ("task traded", lambda rise: rising(rise, "rewards/task/mean", 0.5, 0.3), 0.0381, 0.0378, {}),
     ("batch far above", noisy("signal2", 12.0, 30, trace_cov=1.0), 4.9, 4.93, {"prompts": 1}),
     ("batch far below", noisy("signal2", 0.02, 30, trace_cov=1.0), 0.056, 0.0564, {"prompts": 1}),
     ("rewards missing", noisy("completions/masked_ratio", 0.3, 20), 0.148, 0.15, {}),

@@ -13,7 +13,9 @@ def test_batches_of_one_question_are_drawn_differently_and_every_time_alike(tiny
     def drawn(name, seed):
         asked = SamplingConfig(samples=4, max_completion_length=8, problems_per_batch=1, seed=seed)
         saved = SavedCompletions(tmp_path, name)
-        collect(tiny_policy, lambda: sampler, problems, asked, saved)
+        done = []
+        collect(tiny_policy, lambda: sampler, problems, asked, saved, lambda *progress: done.append(progress[:2]))
+        assert done == [(0, 3), (1, 3), (2, 3), (3, 3)]
         texts = [row["completion"] for row in saved.rows()]
         return [tuple(texts[start : start + 4]) for start in range(0, 12, 4)]
 

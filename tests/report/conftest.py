@@ -1,6 +1,7 @@
 """Runs as they lie on the disk, whose figures are known."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -31,19 +32,20 @@ def completions(reward=lambda number: number % 2):
     ]  # fmt: skip
 
 
+def write_run_into(folder, rows, texts=None, name="run", **settings):
+    """Write a run's folder into another; returns its path."""
+    run = folder / name
+    (run / "completions").mkdir(parents=True, exist_ok=True)
+    config = flatten(TrainConfig()) | {"prompts_per_step": P, "num_generations": G, "steps": 10} | settings
+    (run / "config.yaml").write_text(yaml_text(config))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    for step, found in (texts or {}).items():
+        lines = "".join(json.dumps(each) + "\n" for each in found)
+        (run / "completions" / f"step_{step}.jsonl").write_text(lines)
+    return run
+
+
 @pytest.fixture
 def write_run(tmp_path):
-    """Write a run's folder; returns its path."""
-
-    def write(rows, texts=None, name="run", **settings):
-        run = tmp_path / name
-        (run / "completions").mkdir(parents=True, exist_ok=True)
-        config = flatten(TrainConfig()) | {"prompts_per_step": P, "num_generations": G, "steps": 10} | settings
-        (run / "config.yaml").write_text(yaml_text(config))
-        (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-        for step, found in (texts or {}).items():
-            lines = "".join(json.dumps(each) + "\n" for each in found)
-            (run / "completions" / f"step_{step}.jsonl").write_text(lines)
-        return run
-
-    return write
+    """`write_run_into` this test's folder."""
+    return partial(write_run_into, tmp_path)

@@ -19,7 +19,7 @@ from oblrpo.report.page import DRAWN, write_report
 from oblrpo.report.record import read_run
 from oblrpo.tables.baselines import BASELINES
 from oblrpo.tables.metrics import AVERAGED_STEPS, CHARTS, ROW_OF
-from tests.report.conftest import completions, row
+from tests.report.conftest import completions, row, write_run_into
 
 BEFORE = {"step": 0, "eval/accuracy": 0.25, "eval/accuracy_stderr": 0.02}
 LEDGER = {f"variance/{name}": 2.0 + place for place, name in enumerate(BASELINES)}
@@ -30,17 +30,27 @@ RARE = {
 """What is drawn only where it is not as usual."""
 
 
-@pytest.fixture
-def finished_run(write_run):
+def write_finished_run(folder):
+    """A run with all that a page shows."""
     rows = [BEFORE, *(row(step, **RARE) for step in range(1, 11))]
     rows[1] |= LEDGER
     rows[10] |= LEDGER | {"snr_low": 0.04}
     rows[10] |= {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "baseline/spread": 99.0, "skipped": 1.0}
-    return write_run(rows, {1: completions(), 10: completions()})
+    return write_run_into(folder, rows, {1: completions(), 10: completions()})
 
 
-def test_everything_is_on_the_page(finished_run):
-    page = write_report(finished_run).read_text()
+@pytest.fixture
+def finished_run(tmp_path):
+    return write_finished_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page of a finished run."""
+    return write_report(write_finished_run(tmp_path_factory.mktemp("finished"))).read_text()
+
+
+def test_everything_is_on_the_page(page):
     titles = re.findall(r"<h2 id=samples>(Samples)|<figcaption><b>(.*?)</b>", page)
     assert ["".join(title) for title in titles] == [chart.title for chart in CHARTS]
     assert "0.250 ± 0.039 to 0.500 ± 0.059" in page
@@ -55,22 +65,19 @@ def test_everything_is_on_the_page(finished_run):
     assert 'name="viewport"' in page
 
 
-def test_it_needs_nothing_from_anywhere(finished_run):
-    page = write_report(finished_run).read_text()
+def test_it_needs_nothing_from_anywhere(page):
     assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
     assert "<script" not in page
     assert "http-equiv" not in page
     assert not re.search(r"(src|href)=\"(?!#)", page.replace('xlink:href="#', 'href="#'))
 
 
-def test_text_of_a_run_is_never_markup(finished_run):
-    page = write_report(finished_run).read_text()
+def test_text_of_a_run_is_never_markup(page):
     assert "<b>text" not in page
     assert "&lt;b&gt;text 0&lt;/b&gt;" in page
 
 
-def test_drawings_are_well_formed_and_ids_are_of_one_element(finished_run):
-    page = write_report(finished_run).read_text()
+def test_drawings_are_well_formed_and_ids_are_of_one_element(page):
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     for drawing in drawings:
         ElementTree.fromstring(drawing)
@@ -189,10 +196,9 @@ def test_samples_are_shown_whatever_their_length(write_run, length, masked):
     for each in kept:
         each |= {"completion": "y" * length, "reward": None if masked else each["reward"]}
     steps = [row(step, reward=None if masked else 0.5) for step in (1, 2)]
-    page = write_report(write_run(steps, {1: kept, 2: kept})).read_text()
-    assert '<a href="#samples">Samples</a>' in page
-    assert len(page) < 1_000_000
-    assert page.split("<h2 id=samples>")[1].count("y" * min(length, 240)) >= 12  # 3 prompts x 2 completions x 2 steps
+    shown = "".join(samples(read_run(write_run(steps, {1: kept, 2: kept})), CHARTS[0]))
+    assert len(shown) < 200_000
+    assert shown.count("y" * min(length, 240)) >= 12  # 3 prompts x 2 completions x 2 steps
 
 
 @pytest.mark.parametrize(
@@ -227,9 +233,10 @@ def test_a_line_that_is_damaged_is_named(finished_run, line):
         write_report(finished_run)
 
 
-def test_a_reason_to_fail_that_is_no_text_is_shown_as_far_as_it_is(finished_run):
-    (finished_run / "failure.txt").write_bytes(b"the disk \xff\xfe refused")
-    assert "the disk \ufffd\ufffd refused" in write_report(finished_run).read_text()
+def test_a_reason_to_fail_that_is_no_text_is_shown_as_far_as_it_is(write_run):
+    run = write_run([BEFORE])
+    (run / "failure.txt").write_bytes(b"the disk \xff\xfe refused")
+    assert "the disk \ufffd\ufffd refused" in write_report(run).read_text()
 
 
 def test_a_page_needs_no_torch(finished_run):

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import not_
 from typing import Any, NamedTuple
 
 from oblrpo.errors import InputError
+
+off = not_
+"""The requirement that a setting is empty, 0 or False, whichever of them its type has."""
 
 
 class Rule(NamedTuple):
     """A requirement on one setting."""
 
     key: str
-    holds: Callable[[Any], bool]
+    allowed: tuple[Any, ...] | Callable[[Any], bool]
+    """The values that it may have, the one to set first; or whether it may have a value."""
     why: str
-    fix: str
+    fix: str = ""
+    """What to set, where that is not the first value."""
 
-
-def off(value: Any) -> bool:
-    """Whether a setting is empty, 0 or False."""
-    return not value
-
-
-def is_one_of(*values: Any) -> Callable[[Any], bool]:
-    """The requirement that a setting is one of these."""
-    return lambda value: value in values
+    def holds(self, value: Any) -> bool:
+        """Whether the setting may have this value."""
+        return self.allowed(value) if callable(self.allowed) else value in self.allowed
 
 
 def check(
@@ -43,10 +43,11 @@ def check(
         shown: how a value is written.
         further: refusals of what takes more than one setting, as "what: why; fix."
     """
-    values = [(rule, value_of(rule.key)) for rule in rules]
-    refusals = [
-        f"{rule.key}={shown(value)}: {rule.why}; set {rule.fix}." for rule, value in values if not rule.holds(value)
-    ]
+    refusals = []
+    for rule in rules:
+        if not rule.holds(value := value_of(rule.key)):
+            fix = rule.fix or (f"{rule.key}={shown(rule.allowed[0])}" if isinstance(rule.allowed, tuple) else "")
+            refusals.append(f"{rule.key}={shown(value)}: {rule.why}; set {fix}.")
     refusals += further
     if len(refusals) == 1:
         raise InputError(f"{trainer} does not work with {refusals[0]}")

@@ -58,6 +58,8 @@ class Condition:
     """Its finding is updated after every step; its words say when it was `found`, and `until` when it was last seen."""
     rows: bool = False
     """It looks at rows one by one, and must see each: windows of long runs are not looked at after every row."""
+    collapse: bool = False
+    """A run with `stop_on_collapse` ends where it holds."""
 
     @property
     def about(self) -> str:

@@ -57,7 +57,7 @@ CONDITIONS: tuple[Condition, ...] = (
              "memorized. Fix the reward, use more prompts, or stop where held-out accuracy was best.",
     ),
     Condition("same reward", rewards.same_reward, ("reward",), 1, turns={"-learning_rate"}, brings=OUTAGE,
-        updated=True, rows=True,
+        updated=True, rows=True, collapse=True,
         sentence="Nothing to learn from: every completion got the same reward, {earned}.",
         cure="Check the reward: score some of these completions by hand. If it is right, and rewards differed before, "
              "updates were too large: {shorten}. If they never did, choose other prompts, raise num_generations, or "
@@ -86,6 +86,7 @@ CONDITIONS: tuple[Condition, ...] = (
              "enable_input_require_grads). In float16 the loss scaler may have skipped a first step.",
     ),
     Condition("reward fell", rewards.reward_fell, ("reward",), 0.3, turns={"-learning_rate"}, brings=RUIN,
+        collapse=True,
         sentence="The reward has fallen: its mean over {window} is {now:.3f}, down from {best:.3f} around {unit} "
                  "{then}.",
         cure=TOO_LONG,
@@ -112,7 +113,7 @@ CONDITIONS: tuple[Condition, ...] = (
              "differ, find what cuts the weights off from the loss: they are frozen, or all tokens are masked.",
     ),
     Condition("entropy collapsed", policy.entropy_collapsed, ("entropy", "reward"), log(10),
-        turns={"-learning_rate", "+temperature"}, brings=DAMAGE,
+        turns={"-learning_rate", "+temperature"}, brings=DAMAGE, collapse=True,
         sentence="Entropy has collapsed: it is {now:.3g} nats per token, down from {then:.3g} around {unit} {step}.",
         cure="Completions of a prompt are nearly identical. Go back to an earlier checkpoint and make updates smaller "
              "({shorten}), raise temperature or epsilon_high, or use more varied prompts.",
@@ -145,7 +146,7 @@ CONDITIONS: tuple[Condition, ...] = (
              "tokens).",
     ),
     Condition("length shrinks", partial(changed, key=LENGTH, factor=2.0), (LENGTH, "reward"), log(2),
-        turns={"-learning_rate"}, brings=DAMAGE,
+        turns={"-learning_rate"}, brings=DAMAGE, collapse=True,
         description="Completions become shorter, and no better. It looks like a mean length of half of what it was or "
                     "less, with no rise of the reward since.",
         sentence="Length shrinks: {now:.0f} tokens, down from {then:.0f} around {unit} {step}; the reward has not "

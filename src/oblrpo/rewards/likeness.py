@@ -52,9 +52,8 @@ def _described(thing: Any, place: str, unknown: dict[str, None], holders: tuple[
     if isinstance(thing, (set, frozenset)):
         return f"({', '.join(sorted(map(described, thing)))})"
     if isinstance(thing, FunctionType):
-        enclosed = inspect.getclosurevars(thing).nonlocals
-        state = [described(thing.__defaults__, "defaults"), described(thing.__kwdefaults__), described(enclosed)]
-        return described(thing.__code__) + ", ".join(state)
+        defaults, enclosed = {"defaults": thing.__defaults__}, inspect.getclosurevars(thing).nonlocals
+        return described([thing.__code__, defaults, thing.__kwdefaults__, enclosed])
     if isinstance(thing, (CodeType, type)):
         if not (source := _source(thing)):
             unknown[f"the source of {place}" if place else "the source"] = None
@@ -62,9 +61,9 @@ def _described(thing: Any, place: str, unknown: dict[str, None], holders: tuple[
     if isinstance(thing, re.Pattern):
         return described([thing.pattern, thing.flags])
     if isinstance(thing, functools.partial):
-        return described(thing.func) + described(thing.args, "arguments") + described(thing.keywords)
+        return described([thing.func, {"arguments": thing.args}, thing.keywords])
     if isinstance(thing, MethodType):
-        return described(thing.__func__) + described(thing.__self__)
+        return described([thing.__func__, thing.__self__])
     if isinstance(thing, BuiltinFunctionType):
         owner = thing.__self__
         return thing.__qualname__ + (str(owner.__name__) if isinstance(owner, ModuleType) else described(owner))

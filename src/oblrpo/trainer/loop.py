@@ -232,9 +232,9 @@ class Trainer:
         changed = ", ".join(begun.changed(sources))
         if changed and not accept_changed:
             raise InputError(
-                f"{self.folder.path} was started with other data, rewards or baseline: {changed} changed since. Put back what "
-                "was there, or continue with what is there now: oblrpo train --resume --accept-changed --output "
-                f"{self.config.run.output} (from Python accept_changed=True)."
+                f"{self.folder.path} was started with other data, rewards or baseline: {changed} changed since. Put "
+                "back what was there, or continue with what is there now: oblrpo train --resume --accept-changed "
+                f"--output {self.config.run.output} (from Python accept_changed=True)."
             )
         if changed:
             self.notes.append(f"changed since the run was started, and accepted: {changed}.")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from oblrpo.diagnosis import Facts, Watch
+from oblrpo.diagnosis import CONDITIONS, Facts, Watch
+from oblrpo.diagnosis.of_rewards import same_reward
 
 MOST_SKIPPED = 5  # steps in a row without a finite gradient after which a run ends, or after half of its steps
-
-COLLAPSES = ("same reward", "reward fell", "entropy collapsed", "length shrinks")
-"""The conditions that a run stops at with `stop_on_collapse`."""
 
 
 class Monitors:
@@ -41,12 +39,15 @@ class Monitors:
                 "continue with --resume --accept-changed. Else lower learning_rate, and start a new run."
             )
         elif self.stop_on_collapse:
-            holding = {each.name: " ".join(f"{one.name}: {one.sentence}" for one in dict.fromkeys((cause, each)))
-                       + f" {cause.cure}" for cause in self.watch.findings
-                       for each in (cause, *cause.follows) if each is cause or cause.name != "same reward"
-                       if each.until == self.watch.course.step}  # fmt: skip
-            self.stop = next((holding[name] for name in COLLAPSES if name in holding), "")
+            holding = {}
+            for cause in self.watch.findings:
+                follows = [] if cause.condition.statistic is same_reward else cause.follows
+                for each in (cause, *follows):
+                    if each.until == self.watch.course.step:
+                        said = (f"{one.name}: {one.sentence}" for one in dict.fromkeys((cause, each)))
+                        holding[each.condition] = f"{' '.join(said)} {cause.cure}"
+            self.stop = next((holding[each] for each in CONDITIONS if each.collapse and each in holding), "")
         warned = [each for each in new if each.wrong and not each.condition.updated]
-        outage = next((each for each in self.watch.findings if each.name == "same reward"), None)
+        outage = next((each for each in self.watch.findings if each.condition.statistic is same_reward), None)
         news = [outage if outages.lasts else outages.news] if outages.news and outage else []
-        return [*(f"same reward: {each}" for each in news), *(f"{each.name}: {each}" for each in warned)]
+        return [*(f"{outage.name}: {each}" for each in news if outage), *(f"{each.name}: {each}" for each in warned)]

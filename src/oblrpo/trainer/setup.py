@@ -136,8 +136,7 @@ def make_learner(
     """
     rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
-    algorithm = resolve(config.algorithm, optim)
-    iterations = config.algorithm.num_iterations
+    algorithm, iterations = resolve(config.algorithm, optim), config.algorithm.num_iterations
     micro_batches = MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
     optimizer = make_optimizer(optim, policy.parameters)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from oblrpo.adapters.conditions import Rule, check, is_one_of, off
+from oblrpo.adapters.conditions import Rule, check, off
 from oblrpo.adapters.trl import sampling
 from oblrpo.errors import InputError
 from oblrpo.rollout.weights import check_weights, is_tied
@@ -17,63 +17,40 @@ from oblrpo.tables.schedules import SCHEDULES
 ADDED = "it adds a gradient that is neither in the baseline nor in the signal"
 
 RULES = (
-    Rule(
-        "loss_type",
-        is_one_of("luspo"),
-        "it weights or clips tokens differently from the gradient of the expected reward",
-        "loss_type='luspo', the sum over each sequence's tokens",
-    ),
-    Rule(
-        "scale_rewards",
-        is_one_of("none"),
-        "rewards would be divided by a deviation that depends on the completion itself",
-        "scale_rewards='none'",
-    ),
-    Rule(
-        "multi_objective_aggregation",
-        is_one_of("sum_then_normalize"),
-        "each reward would be divided by a deviation that depends on the completion itself",
-        "multi_objective_aggregation='sum_then_normalize'",
-    ),
-    Rule("num_iterations", is_one_of(1), "after the first update the batch is off-policy", "num_iterations=1"),
+    Rule("loss_type", ("luspo",), "it weights or clips tokens differently from the gradient of the expected reward",
+         "loss_type='luspo', the sum over each sequence's tokens"),
+    Rule("scale_rewards", ("none",), "rewards would be divided by a deviation that depends on the completion itself"),
+    Rule("multi_objective_aggregation", ("sum_then_normalize",),
+         "each reward would be divided by a deviation that depends on the completion itself"),
+    Rule("num_iterations", (1,), "after the first update the batch is off-policy"),
     Rule("beta", lambda value: value >= 0, "a reward for leaving the reference has no bound", "beta=0.0"),
-    Rule("sync_ref_model", off, "the reference must stay the initial policy", "sync_ref_model=False"),
-    Rule("delta", is_one_of(None), "it clips ratios", "delta=None"),
-    Rule("entropy_coef", off, ADDED, "entropy_coef=0.0"),
-    Rule("use_adaptive_entropy", off, ADDED, "use_adaptive_entropy=False"),
-    Rule("router_aux_loss_coef", is_one_of(0), ADDED, "router_aux_loss_coef=0.0"),
-    Rule("top_entropy_quantile", is_one_of(1), "it leaves out tokens", "top_entropy_quantile=1.0"),
-    Rule("off_policy_mask_threshold", is_one_of(None), "it leaves out completions", "off_policy_mask_threshold=None"),
-    Rule(
-        "mask_truncated_completions",
-        off,
-        "masking completions by what they contain changes the objective",
-        "mask_truncated_completions=False, and let the reward score truncated completions",
-    ),
-    Rule("disable_dropout", bool, "with dropout, a score is not that of the policy that sampled",
-         "disable_dropout=True"),
-    Rule("vllm_importance_sampling_correction", off, "truncated ratios make every baseline biased",
-         "vllm_importance_sampling_correction=False"),
+    Rule("sync_ref_model", (False,), "the reference must stay the initial policy"),
+    Rule("delta", (None,), "it clips ratios"),
+    Rule("entropy_coef", (0.0, None), ADDED),
+    Rule("use_adaptive_entropy", (False,), ADDED),
+    Rule("router_aux_loss_coef", (0.0,), ADDED),
+    Rule("top_entropy_quantile", (1.0,), "it leaves out tokens"),
+    Rule("off_policy_mask_threshold", (None,), "it leaves out completions"),
+    Rule("mask_truncated_completions", (False,), "masking completions by what they contain changes the objective",
+         "mask_truncated_completions=False, and let the reward score truncated completions"),
+    Rule("disable_dropout", (True,), "with dropout, a score is not that of the policy that sampled"),
+    Rule("vllm_importance_sampling_correction", (False,), "truncated ratios make every baseline biased"),
     *sampling.RULES,
     Rule("temperature", lambda value: value > 0, "greedy completions have no score", "temperature=1.0"),
-    Rule(
-        "optim",
-        lambda value: not any(word in str(value).lower() for word in ("lomo", "layerwise")),
-        "it updates weights within TRL's backward, which is not run",
-        "optim='adamw_torch'",
-    ),
-    Rule("torch_compile", off, "a compiled model cannot be recorded", "torch_compile=False"),
-    Rule("neftune_noise_alpha", off, "the score is not that of the policy that sampled", "neftune_noise_alpha=None"),
-    Rule("fp16", off, "its loss is scaled, and so are the gradients that are measured", "bf16=True"),
+    Rule("optim", lambda value: not any(word in str(value).lower() for word in ("lomo", "layerwise")),
+         "it updates weights within TRL's backward, which is not run", "optim='adamw_torch'"),
+    Rule("torch_compile", (False,), "a compiled model cannot be recorded"),
+    Rule("neftune_noise_alpha", (None, 0), "the score is not that of the policy that sampled"),
+    Rule("fp16", (False,), "its loss is scaled, and so are the gradients that are measured", "bf16=True"),
     Rule("fsdp", off, "no process holds a sequence's gradient",
          "no fsdp; with sharded weights use oblrpo's verl adapter"),
     Rule("deepspeed", off, "it runs the backward itself",
          "no deepspeed; with sharded weights use oblrpo's verl adapter"),
-    Rule("baseline", is_one_of(*UNBIASED), "it must be an unbiased one", "one of " + ", ".join(UNBIASED)),
-    Rule("score_norms", is_one_of("exact", "calibrated"), "it is unknown", "'exact' or 'calibrated'"),
-    Rule("score_method", is_one_of("auto", "gram", "instantiate", "two_pass"), "it is unknown", "'auto'"),
+    Rule("baseline", UNBIASED, "it must be an unbiased one", "one of " + ", ".join(UNBIASED)),
+    Rule("score_norms", ("exact", "calibrated"), "it is unknown", "'exact' or 'calibrated'"),
+    Rule("score_method", ("auto", "gram", "instantiate", "two_pass"), "it is unknown"),
     Rule("calibration_steps", lambda value: value >= 1, "it must be at least 1", "calibration_steps=10"),
-    Rule("schedule", is_one_of(*SCHEDULES), "it is unknown", "one of " + ", ".join(SCHEDULES)),
+    Rule("schedule", tuple(SCHEDULES), "it is unknown", "one of " + ", ".join(SCHEDULES)),
 )  # fmt: skip
 
 

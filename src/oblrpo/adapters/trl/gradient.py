@@ -18,33 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo import estimators
-from oblrpo.adapters.plain_state import from_json, to_json
-from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_logp, own_SC, sequences_of
+from oblrpo.adapters.plain_state import with_tensors, without_tensors
+from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_SC, sequences_of
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, ONE_IN
-from oblrpo.policy import Logps, Policy, Sequences
+from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, of_like_length
 from oblrpo.scores import Features, GroupTape, ScoreTape
 from oblrpo.step import Batch, Movement, StepBaseline, add_to_gradient
+from oblrpo.step.flow import Part
 from oblrpo.tables.algorithms import Algorithm
 
-COLUMNS = (
-    "reward", "valid", "baseline", "advantage", "weight", "norm2", "length", "logit_norm2", "logp", "entropy",
-)  # fmt: skip
-"""What is kept of every output; NaN where it was not measured."""
-
-
-@dataclass(frozen=True)
-class GradientShare:
-    """One micro-batch, after its share of the gradient was added."""
-
-    sequences: Sequences
-    logp_SC: Tensor
-    """The log-probability of every token; 0 where there is none of the policy's own."""
-    table_SK: Tensor
-    """A row an output; columns are `COLUMNS`."""
-    group_norm2_P: Tensor
-    """The squared norm of each prompt's share of this process's gradient."""
+COLUMNS = ("reward", "valid", "baseline", "norm2", "length", "logit_norm2", "logp", "entropy")
+"""What processes show each other of every output; the last four are the fields of `Features`."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +38,12 @@ class WholeBatch:
     """The whole batch of all processes, the same on each of them."""
 
     columns: dict[str, Tensor]
-    """Every column of `COLUMNS`, (S,)."""
-    group_size: int
-    """G, the number of outputs of a prompt, which lie together."""
+    """`COLUMNS`, `advantage` and `weight`, (P, G) each; NaN where something was not measured."""
     moments: estimators.Moments
     norm2: float
     """The squared norm of the gradient, averaged over processes and not clipped."""
     differs: bool
     """Whether any reward differs from another; if not, nothing was learned of the batch."""
-    headroom: float
-    """The least nats an output that could earn all that is left to earn."""
     agreement: float
     """How well the calibrated proxy agreed with exact norms, where it was compared; else NaN."""
 
@@ -87,7 +69,7 @@ class BatchGradient:
         every = args.calibration_steps if compared else 0
         self.baseline = StepBaseline(args.baseline, args.score_norms, every, past_only=True)
         self._pass = self.baseline.begin()
-        self.parts: list[GradientShare] = []
+        self.parts: list[Part] = []  # the micro-batches so far; `group_norm2_P` is of groups that are complete
         part_of_group = args.per_device_train_batch_size < args.num_generations
         ahead = args.score_method == "two_pass" or part_of_group
         self.measures_ahead = self.weighted and ahead
@@ -113,9 +95,9 @@ class BatchGradient:
             sequences = sequences_of(inputs)
             slices = of_like_length(sequences.mask_ST.sum(1), self.policy.tokens_of_a_forward)
             with in_eval_mode(self.policy.model):
-                found = [self._weights(*self._measured(sequences.at(rows_S))) for rows_S in slices]
+                measured = [self._measured(sequences.at(rows_S)) for rows_S in slices]
             order_S = torch.cat(slices).argsort()
-            inputs.update({name: torch.cat([each[name] for each in found])[order_S] for name in found[0]})
+            inputs.update({name: torch.cat([each[name] for each in measured])[order_S] for name in measured[0]})
         names = ("rewards", "weight", *(name for name in MASKS if name in parts[0]))
         whole = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
         self.set_baselines(whole)
@@ -125,13 +107,13 @@ class BatchGradient:
             inputs.update(valid=whole["valid"][rows], baseline=whole["baseline"][rows])
         self._pass = self.baseline.begin()  # the pass for the gradient compares nothing
 
-    def _measured(self, sequences: Sequences) -> tuple[Logps, Tensor | None]:
-        """What a forward shows, and score norms where this update takes them."""
+    def _measured(self, sequences: Sequences) -> dict[str, Tensor]:
+        """The weights that the baseline takes, and score norms where this update takes them."""
         if not self._pass.takes_norms():
             with torch.no_grad():
                 logps = self.policy.logps(sequences, self.args.temperature)
             check_finite("log-probability", logps.logps_S)
-            return logps, None
+            return {"weight": self._pass.weights(logps, None)}
         with self._tape as tape:
             logps = self.policy.logps(sequences, self.args.temperature)
             check_finite("log-probability", logps.logps_S.detach())
@@ -139,7 +121,7 @@ class BatchGradient:
         norm2_S = tape.norm2()
         check_finite("score norm", norm2_S)
         tape.forget()
-        return logps, norm2_S
+        return {"weight": self._pass.weights(logps, norm2_S), "norm2": norm2_S}
 
     def set_baselines(self, inputs: dict[str, Tensor]) -> None:
         """Set `valid`, which outputs count, and `baseline` of whole groups; without weights, of those of all processes.
@@ -189,24 +171,9 @@ class BatchGradient:
         tape = self._tape if in_slices or self._pass.takes_norms(batch.baseline_PG) else self._group_tape
         with in_eval_mode(self.policy.model):
             part = add_to_gradient(batch, self.policy, self.args.temperature, tape, self._pass)
-        advantage_S = estimators.advantages(batch.rewards_PG, part.baseline_PG, batch.valid_PG).flatten()
-        logps, sequences = part.logps, batch.sequences
-        columns = inputs | {
-            "valid": batch.valid_PG.flatten(),
-            "baseline": torch.where(batch.valid_PG, part.baseline_PG, inputs["rewards"].view(batch.shape)).flatten(),
-            "reward": inputs["rewards"],
-            "advantage": advantage_S,
-            "length": sequences.lengths_S,
-            "logp": logps.logps_S,
-            "entropy": (logps.entropy_SC * logps.own_SC).sum(1),
-        }
-        if self.weighted and batch.baseline_PG is None:
-            columns |= self._weights(logps, part.norm2_S)
-        unknown_S = torch.full_like(logps.logps_S, math.nan)
-        table_SK = torch.stack([columns.get(name, unknown_S).detach().to(torch.float64) for name in COLUMNS], 1)
-        norm2_P = self._complete_groups(part.group_norm2_P, len(advantage_S))
-        self.parts.append(GradientShare(sequences, own_logp(sequences, logps), table_SK, norm2_P))
-        return advantage_S.mean()
+        norm2_P = self._complete_groups(part.group_norm2_P, batch.sequences.count)
+        self.parts.append(replace(part, norm2_S=inputs.get("norm2", part.norm2_S), group_norm2_P=norm2_P))
+        return estimators.advantages(batch.rewards_PG, part.baseline_PG, batch.valid_PG).mean()
 
     def _are_ragged(self, sequences: Sequences) -> bool:
         """Whether slices of like length save more than their tape costs: it holds 4/3 times as much of a token."""
@@ -214,15 +181,6 @@ class BatchGradient:
         slices = of_like_length(lengths_S, self.policy.tokens_of_a_forward)
         tokens = sum(len(rows_S) * int(lengths_S[rows_S].max()) for rows_S in slices)
         return tokens < 0.75 * len(lengths_S) * int(lengths_S.max())
-
-    def _weights(self, logps: Logps, norm2_S: Tensor | None) -> dict[str, Tensor]:
-        """The weights that the baseline takes, and what they come from: exact norms, features of the draws."""
-        columns = {"weight": self._pass.weights(logps, norm2_S)}
-        if norm2_S is not None:
-            columns["norm2"] = norm2_S
-        if not self.baseline.exact:
-            columns["logit_norm2"] = logps.features.logit_norm2_S
-        return columns
 
     def _complete_groups(self, norm2_P: Tensor, rows: int) -> Tensor:
         """The squared norm of each group's share of the gradient, of the groups that are complete."""
@@ -246,11 +204,11 @@ class BatchGradient:
             ValueError: the last group is not complete.
         """
         G, prompts = self.args.num_generations, sum(len(part.group_norm2_P) for part in self.parts)
-        if sum(len(part.table_SK) for part in self.parts) != G * prompts:
+        if sum(part.batch.sequences.count for part in self.parts) != G * prompts:
             raise ValueError("the update ends within a group")
         table_SK, group_norm2_P = self.accelerator.gather(
             (
-                torch.cat([part.table_SK for part in self.parts]),
+                torch.cat([_table_SK(part) for part in self.parts]),
                 torch.cat([part.group_norm2_P for part in self.parts]) * prompts**2,
             )
         )
@@ -261,34 +219,32 @@ class BatchGradient:
         if self.accelerator.num_processes > 1:
             average(self.policy.parameters, self.accelerator.num_processes)
         norm2 = estimators.squared_norm(self.policy.parameters)
-        columns = dict(zip(COLUMNS, table_SK.unbind(1), strict=True))
-        rewards_PG, valid_PG = columns["reward"].view(-1, G), columns["valid"].bool().view(-1, G)
-        differs = estimators.differ(rewards_PG, valid_PG)
-        agreement = self._learn(columns, G) if differs else math.nan
-        room = estimators.headroom(rewards_PG, valid_PG) if differs else math.inf
-        moments = self._moments(columns, group_norm2_P, norm2)
-        return WholeBatch(columns, G, moments, float(norm2), differs, room, agreement)
+        columns = dict(zip(COLUMNS, table_SK.view(-1, G, len(COLUMNS)).unbind(2), strict=True))
+        rewards_PG, valid_PG = columns["reward"], columns["valid"].bool()
+        features = Features(*(columns[name].flatten().float() for name in COLUMNS[-4:]))
+        weight_PG = torch.full_like(rewards_PG, math.nan)
+        if self.weighted:
+            exact = self.baseline.exact
+            weight_PG = columns["norm2"] if exact else self.baseline.by_proxy(features).view_as(rewards_PG)
+        advantages_PG = estimators.advantages(rewards_PG, columns["baseline"], valid_PG)
+        columns |= {"valid": valid_PG, "weight": weight_PG, "advantage": advantages_PG}
+        differs, agreement = estimators.differ(rewards_PG, valid_PG), math.nan
+        if differs and self.weighted:  # this batch, seen by every process, is now part of the past
+            self.baseline.prior.observe(rewards_PG, weight_PG, valid_PG)
+            self.baseline.prior.next_step()
+            if not self.baseline.exact and not columns["norm2"].isnan().any():
+                norm2_S, valid_S = columns["norm2"].flatten(), valid_PG.flatten()
+                agreement = self.baseline.calibrated.observe(features, norm2_S, G, valid_S)
+        return WholeBatch(columns, self._moments(columns, group_norm2_P, norm2), norm2, differs, agreement)
 
     def _moments(self, columns: dict[str, Tensor], group_norm2_P: Tensor, norm2: float) -> estimators.Moments:
         """Signal and noise, of prompts that are drawn without replacement where the trainer's rows can be counted."""
-        moments = estimators.moments(group_norm2_P, norm2)
-        valid_PG = columns["valid"].bool().view(len(group_norm2_P), -1)
-        part2_PG = (columns["advantage"].square() * columns["norm2"]).view_as(valid_PG) / valid_PG.shape[1] ** 2
-        if self.rows is None or bool(part2_PG[valid_PG].isnan().any()):
+        moments, valid_PG = estimators.moments(group_norm2_P, norm2), columns["valid"]
+        part2_PG = columns["advantage"].square() * columns["norm2"] / valid_PG.shape[1] ** 2
+        if self.rows is None or part2_PG[valid_PG].isnan().any():
             return moments
         own2 = estimators.own_norm2(group_norm2_P, part2_PG, valid_PG)
         return moments if own2 is None else moments.of_rows(own2, self.rows)
-
-    def _learn(self, columns: dict[str, Tensor], group_size: int) -> float:
-        """Make the whole batch, seen by every process, part of the past; return the calibrated proxy's agreement."""
-        if bool(columns["weight"].isnan().any()):
-            return math.nan  # a baseline without weights remembers nothing
-        self.baseline.prior.observe(*(columns[name].view(-1, group_size) for name in ("reward", "weight", "valid")))
-        self.baseline.prior.next_step()
-        if self.args.score_norms == "exact" or bool(columns["norm2"].isnan().any()):
-            return math.nan
-        features = Features(*(columns[name].float() for name in ("length", "logit_norm2", "logp", "entropy")))
-        return self.baseline.calibrated.observe(features, columns["norm2"], group_size, columns["valid"].bool())
 
     def forget(self) -> None:
         """Let go of the batch."""
@@ -299,16 +255,16 @@ class BatchGradient:
 
         Where the policy rounds, it returns log pi itself.
         """
-        accelerator, rows = self.accelerator, sum(len(part.logp_SC) for part in self.parts)
+        accelerator, rows = self.accelerator, sum(part.batch.sequences.count for part in self.parts)
         first = start = accelerator.process_index * rows
         chosen, before = [], []
         for part in self.parts:
-            rows_S, start = slice(-start % ONE_IN, None, ONE_IN), start + len(part.logp_SC)
-            chosen.append(part.sequences.at(rows_S))
-            before.append(part.logp_SC[rows_S])
+            rows_S, start = slice(-start % ONE_IN, None, ONE_IN), start + part.batch.sequences.count
+            chosen.append(part.batch.sequences.at(rows_S))
+            before.append(part.logps.logp_SC[rows_S, : chosen[-1].own_SC.shape[1]])
         sequences = Sequences.join(chosen)
-        width = sequences.own_SC.shape[1]
-        before_SC = torch.cat([nn.functional.pad(old_SC, (0, width - old_SC.shape[1]))[:, :width] for old_SC in before])
+        blocks = torch.arange(sequences.count).split([len(logp_SC) for logp_SC in before])
+        before_SC = sequences.by_token(blocks, before)
         rows_at_once = MicroBatches(self.args.per_device_train_batch_size)
         change = Movement(self.policy, self.args.temperature, rows_at_once).of(sequences, before_SC)
 
@@ -325,11 +281,21 @@ class BatchGradient:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, for JSON."""
-        return {name: to_json(state) for name, state in self.baseline.state_dict().items()}
+        return without_tensors(self.baseline.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
-        self.baseline.load_state_dict({name: from_json(state[name]) for name in ("prior", "proxy")})
+        self.baseline.load_state_dict(with_tensors(state))
+
+
+def _table_SK(part: Part) -> Tensor:
+    """A row an output; columns are `COLUMNS`."""
+    batch = part.batch
+    unknown_PG = torch.full_like(part.baseline_PG, math.nan)
+    baseline_PG = torch.where(batch.valid_PG, part.baseline_PG, unknown_PG)
+    norm2 = unknown_PG if part.norm2_S is None else part.norm2_S
+    columns = (batch.rewards_PG, batch.valid_PG, baseline_PG, norm2, *vars(part.logps.features).values())
+    return torch.stack([values.flatten().to(torch.float64) for values in columns], 1)
 
 
 def total(grad: Tensor | None, before: Tensor | None) -> Tensor | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
-
 from oblrpo import estimators
+from oblrpo.adapters.metrics import baseline_metrics
 
 if TYPE_CHECKING:
     from oblrpo.adapters.trl.gradient import WholeBatch
@@ -20,24 +19,14 @@ def finite(value: float) -> float:
 
 def batch_metrics(batch: WholeBatch) -> dict[str, float]:
     """What baselines, norms and tokens of a batch were like."""
-    columns = batch.columns
-    valid_S = columns["valid"].bool()
-    valid_PG, baseline_PG = (column_S.view(-1, batch.group_size) for column_S in (valid_S, columns["baseline"]))
-    part_P = valid_PG.any(1)
-    baseline_P = torch.where(valid_PG, baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
-    metrics = {
+    columns, valid_PG = batch.columns, batch.columns["valid"]
+    norm2_PG = None if columns["norm2"].isnan().any() else columns["norm2"]
+    return {
         "entropy": float(columns["entropy"].sum() / columns["length"].sum()),
-        "completions/masked_ratio": 1 - float(valid_S.double().mean()),
-        "baseline/mean": float(baseline_P.mean()),
-        "baseline/spread": float(baseline_P.std()) if len(baseline_P) > 1 else math.nan,
+        "completions/masked_ratio": 1 - float(valid_PG.double().mean()),
+        **baseline_metrics(columns["reward"], valid_PG, columns["baseline"], norm2_PG),
+        **({} if math.isnan(batch.agreement) else {"score_norm2/agreement_calibrated": batch.agreement}),
     }
-    if not bool(columns["norm2"].isnan().any()) and bool(valid_S.any()):
-        norm2_S, rewards_S = columns["norm2"][valid_S], columns["reward"][valid_S]
-        metrics["score_norm2/mean"] = float(norm2_S.mean())
-        metrics["score_norm2/kappa"] = estimators.kappa(norm2_S, rewards_S)
-    if not math.isnan(batch.agreement):
-        metrics["score_norm2/agreement_calibrated"] = batch.agreement
-    return metrics
 
 
 def signal_metrics(schedule: estimators.SNRSchedule, moments: estimators.Moments, factor: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oblrpo.policy import Logps, Policy, Sequences
+from oblrpo.policy import Policy, Sequences
 
 MASKS = ("completion_mask", "tool_mask")
 """What TRL's batch says of tokens."""
@@ -26,11 +26,6 @@ def policy_of(trainer: Any) -> Policy:
     with in_eval_mode(trainer.model):
         _ = policy.head
     return policy
-
-
-def own_logp(sequences: Sequences, logps: Logps) -> Tensor:
-    """The log-probability of every token, (S, C); 0 where there is none of the policy's own."""
-    return torch.where(sequences.own_SC.bool(), logps.logp_SC.detach(), 0.0)
 
 
 def own_SC(inputs: dict[str, Tensor]) -> Tensor:

@@ -7,19 +7,19 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig
 
-from oblrpo.adapters.conditions import Rule, is_one_of, off
+from oblrpo.adapters.conditions import Rule
 from oblrpo.errors import InputError
 from oblrpo.step.off_policy import log_ratio, mismatch_metrics
 
 SAMPLES = "completions are then not samples of the policy whose score is taken"
 
 RULES = (
-    Rule("top_p", is_one_of(1), SAMPLES, "top_p=1.0"),
-    Rule("top_k", is_one_of(0), f"{SAMPLES} (None is filled with the model's own, or 50)", "top_k=0"),
-    Rule("min_p", off, SAMPLES, "min_p=None"),
-    Rule("repetition_penalty", is_one_of(1), SAMPLES, "repetition_penalty=1.0"),
-    Rule("generation_kwargs", off, "they may change how completions are sampled", "generation_kwargs=None"),
-    Rule("vllm_structured_outputs_regex", off, SAMPLES, "vllm_structured_outputs_regex=None"),
+    Rule("top_p", (1.0,), SAMPLES),
+    Rule("top_k", (0,), f"{SAMPLES} (None is filled with the model's own, or 50)"),
+    Rule("min_p", (None, 0), SAMPLES),
+    Rule("repetition_penalty", (1.0,), SAMPLES),
+    Rule("generation_kwargs", (None, {}), "they may change how completions are sampled"),
+    Rule("vllm_structured_outputs_regex", (None, ""), SAMPLES),
 )
 """Conditions on TRL's own parameters."""
 

@@ -14,6 +14,7 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
+from oblrpo.adapters.plain_state import load_schedule, schedule_state
 from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
 from oblrpo.adapters.trl.gradient import BatchGradient, WholeBatch
@@ -21,7 +22,7 @@ from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
 from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
-from oblrpo.estimators import SNRSchedule
+from oblrpo.estimators import SNRSchedule, headroom
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards.user import LARGEST
@@ -200,14 +201,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 self._gradient.measure(self._buffered_inputs, self.state.global_step)
             advantage = self._gradient.add(inputs, outputs, self.state.global_step)
             if self.rollout_func is not None or self.use_vllm:
-                share, source = self._gradient.parts[-1], "rollout_func" if self.rollout_func else "vLLM"
-                reported_SC = inputs.get("sampling_per_token_logps")
-                self._add_metrics(check_reported(reported_SC, share.logp_SC, share.sequences.own_SC, source))
+                part, source = self._gradient.parts[-1], "rollout_func" if self.rollout_func else "vLLM"
+                reported_SC, logps = inputs.get("sampling_per_token_logps"), part.logps
+                self._add_metrics(check_reported(reported_SC, logps.logp_SC, logps.own_SC, source))
             rows = outputs * self.accelerator.num_processes
             if self.accelerator.sync_gradients and rows < 2 * self.num_generations:
                 self._take_away({"skipped": 1.0})  # an epoch's last prompt, left alone: its noise cannot be measured
-                unknown = dict.fromkeys(("baseline", "weight"), torch.full((rows,), math.nan))
-                self._log_outputs(unknown | {"advantage": torch.zeros(rows)})
+                unknown_S = torch.full((rows,), math.nan)
+                self._log_outputs({"advantage": torch.zeros(rows), "baseline": unknown_S, "weight": unknown_S})
             elif self.accelerator.sync_gradients:
                 self._set_rate(self._gradient.finish())
         except DivergedError:
@@ -231,12 +232,12 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         one the optimizer does nothing.
         """
         self._log_outputs(batch.columns)
-        schedule, metrics = self._schedule, batch_metrics(batch)
+        schedule, columns, metrics = self._schedule, batch.columns, batch_metrics(batch)
         if not batch.differs or batch.norm2 == 0:
             self._take_away(metrics | {"skipped": float(not batch.differs)})
             return
-        mean_length = float(batch.columns["length"].mean())
-        factor = schedule.step(batch.moments, mean_length=mean_length, headroom=batch.headroom)
+        mean_length, room = float(columns["length"].mean()), headroom(columns["reward"], columns["valid"])
+        factor = schedule.step(batch.moments, mean_length=mean_length, headroom=room)
         self._rate = schedule.learning_rates[0]
         if schedule.measures_updates:
             self._watched = self._gradient.watch()
@@ -274,23 +275,23 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for key, value in metrics.items():
             self._metrics["train"][key].append(finite(value))
 
-    def _log_outputs(self, columns_S: dict[str, Tensor]) -> None:
+    def _log_outputs(self, columns: dict[str, Tensor]) -> None:
         """Put the advantages that are used in the place of TRL's, with baseline and score norm beside them."""
         rows = self.args.per_device_train_batch_size * self.args.steps_per_generation  # of what was generated last
         processes = self.accelerator.num_processes
-        columns = {key: each.view(processes, -1)[:, -rows:].flatten().tolist() for key, each in columns_S.items()}
-        self._logs["advantages"].extend(columns["advantage"])  # which holds one batch: TRL's drop out
-        self._logs["extra"]["baseline"].extend(columns["baseline"])
+        extra = self._logs["extra"]
+        shown = {"advantage": self._logs["advantages"], "baseline": extra["baseline"]}  # of one batch: TRL's drop out
         if self._gradient.weighted:
-            self._logs["extra"]["score_norm2"].extend(columns["weight"])
+            shown["weight"] = extra["score_norm2"]
+        for name, log in shown.items():
+            log.extend(columns[name].view(processes, -1)[:, -rows:].flatten().tolist())
 
     # ---- checkpoints ----
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            schedule = {"mode": self._schedule.mode, **self._schedule.state_dict()}
-            state = {"schedule": schedule, **self._gradient.state_dict()}
+            state = {"schedule": schedule_state(self._schedule), **self._gradient.state_dict()}
             write_atomically(Path(output_dir) / STATE, json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -303,16 +304,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise InputError(f"{file} is missing: the checkpoint was written without OBLRPOTrainer's state.")
         try:
             state = json.loads(file.read_text())
-            mode = state["schedule"].pop("mode")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{file} is damaged ({error}); resume from an earlier checkpoint.") from None
-        if mode != self.args.schedule:
-            raise InputError(f"{file} was written with schedule={mode!r}; set it again, or start a new run.")
-        try:
-            self._schedule.load_state_dict(state["schedule"])
+            load_schedule(self._schedule, state.pop("schedule"), file, "schedule")
             self._gradient.load_state_dict(state)
-        except (KeyError, ValueError) as error:
-            raise InputError(f"{file} was written by another version of oblrpo ({error}).") from None
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{file} is damaged, or of another version of oblrpo ({error}); resume from an earlier checkpoint."
+            ) from None
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]

@@ -6,128 +6,59 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from oblrpo.adapters.conditions import Rule, check, is_one_of, off
+from oblrpo.adapters.conditions import Rule, check
 from oblrpo.adapters.verl.settings import ESTIMATORS, Settings
 from oblrpo.errors import InputError
 from oblrpo.tables.schedules import refusal
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 
+OFF, UNSET = (False, None), (None, False, "")
+
 RULES = (
-    Rule("trainer.use_v1", is_one_of(True), "the old trainer has no place for score norms", "trainer.use_v1=True"),
-    Rule(
-        f"{ACTOR}.strategy",
-        is_one_of("fsdp2"),
-        "scores are taken from parameters that FSDP2 shards",
-        f"{ACTOR}.strategy=fsdp2",
-    ),
-    Rule(
-        f"{ACTOR}.loss_agg_mode",
-        is_one_of("seq-mean-token-sum", "seq-mean-token-sum-norm"),
-        "it weights completions by length, which is not the gradient of the expected reward",
-        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum",
-    ),
-    Rule(
-        f"{ACTOR}.policy_loss.loss_mode",
-        is_one_of("gpg"),
-        "clipping and ratios of log-probabilities from two passes change the gradient; gpg is -A log pi",
-        f"{ACTOR}.policy_loss.loss_mode=gpg",
-    ),
-    Rule(
-        f"{ACTOR}.ppo_epochs", is_one_of(1), "after the first update the batch is off-policy", f"{ACTOR}.ppo_epochs=1"
-    ),
-    Rule(
-        f"{ACTOR}.use_kl_loss",
-        off,
-        "its gradient is not in the baseline or in the signal",
-        f"{ACTOR}.use_kl_loss=False and algorithm.use_kl_in_reward=True",
-    ),
-    Rule(f"{ACTOR}.entropy_coeff", off, "it adds the entropy's gradient", f"{ACTOR}.entropy_coeff=0"),
-    Rule(
-        "algorithm.filter_groups.enable",
-        off,
-        "selecting prompts by what was sampled changes the objective",
-        "algorithm.filter_groups.enable=False",
-    ),
-    Rule(
-        "algorithm.rollout_correction.bypass_mode",
-        off,
-        "the trainer's own log-probabilities come with the scores",
-        "algorithm.rollout_correction.bypass_mode=False",
-    ),
-    Rule(
-        "algorithm.rollout_correction.rollout_is",
-        off,
-        "truncated weights make every baseline biased",
-        "algorithm.rollout_correction.rollout_is=null",
-    ),
-    Rule(
-        "algorithm.rollout_correction.rollout_rs",
-        off,
-        "it drops tokens by what was sampled",
-        "algorithm.rollout_correction.rollout_rs=null",
-    ),
-    Rule(f"{ROLLOUT}.top_p", is_one_of(1), "completions are then not samples of the policy", f"{ROLLOUT}.top_p=1"),
-    Rule(f"{ROLLOUT}.top_k", is_one_of(-1, 0), "completions are then not samples of the policy", f"{ROLLOUT}.top_k=-1"),
-    Rule(
-        f"{ROLLOUT}.temperature",
-        lambda value: value > 0,
-        "greedy completions have no score",
-        f"{ROLLOUT}.temperature=1.0",
-    ),
-    Rule(
-        f"{ACTOR}.ulysses_sequence_parallel_size",
-        is_one_of(1),
-        "a sequence's score would be spread over ranks",
-        f"{ACTOR}.ulysses_sequence_parallel_size=1",
-    ),
-    Rule(
-        f"{MODEL}.use_fused_kernels",
-        off,
-        "the fused head hides its weight's use from the score",
-        f"{MODEL}.use_fused_kernels=False",
-    ),
-    Rule(
-        f"{MODEL}.use_liger",
-        off,
-        "its layers write over the gradients that scores are made of",
-        f"{MODEL}.use_liger=False",
-    ),
-    Rule(
-        f"{ACTOR}.use_prefix_grouper", off, "it mixes the completions of a prompt", f"{ACTOR}.use_prefix_grouper=False"
-    ),
-    Rule(f"{MODEL}.mtp.enable", off, "its loss adds another gradient", f"{MODEL}.mtp.enable=False"),
-    Rule(
-        f"{ACTOR}.fsdp_config.qat.enable",
-        off,
-        "quantised layers have no rule",
-        f"{ACTOR}.fsdp_config.qat.enable=False",
-    ),
-    Rule(
-        "trainer.critic_warmup",
-        off,
-        "steps without an update would be taken for steps of the policy",
-        "trainer.critic_warmup=0",
-    ),
-    Rule("distillation.enabled", off, "its loss adds another gradient", "distillation.enabled=False"),
-    Rule(
-        f"{ACTOR}.fsdp_config.offload_policy",
-        off,
-        "parameters on another device than the activations are not handled",
-        f"{ACTOR}.fsdp_config.param_offload=True instead",
-    ),
-    Rule(
-        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype",
-        lambda value: value not in {"fp16", "float16"},
-        "its loss is scaled, and so are the gradients that are measured",
-        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16",
-    ),
-)
+    Rule("trainer.use_v1", (True,), "the old trainer has no place for score norms"),
+    Rule(f"{ACTOR}.strategy", ("fsdp2",), "scores are taken from parameters that FSDP2 shards"),
+    Rule(f"{ACTOR}.loss_agg_mode", ("seq-mean-token-sum", "seq-mean-token-sum-norm"),
+         "it weights completions by length, which is not the gradient of the expected reward"),
+    Rule(f"{ACTOR}.policy_loss.loss_mode", ("gpg",),
+         "clipping and ratios of log-probabilities from two passes change the gradient; gpg is -A log pi"),
+    Rule(f"{ACTOR}.ppo_epochs", (1,), "after the first update the batch is off-policy"),
+    Rule(f"{ACTOR}.use_kl_loss", OFF, "its gradient is not in the baseline or in the signal",
+         f"{ACTOR}.use_kl_loss=False and algorithm.use_kl_in_reward=True"),
+    Rule(f"{ACTOR}.entropy_coeff", (0, None), "it adds the entropy's gradient"),
+    Rule("algorithm.filter_groups.enable", OFF, "selecting prompts by what was sampled changes the objective"),
+    Rule("algorithm.rollout_correction.bypass_mode", OFF, "the trainer's own log-probabilities come with the scores"),
+    Rule("algorithm.rollout_correction.rollout_is", UNSET, "truncated weights make every baseline biased"),
+    Rule("algorithm.rollout_correction.rollout_rs", UNSET, "it drops tokens by what was sampled"),
+    Rule(f"{ROLLOUT}.top_p", (1,), "completions are then not samples of the policy"),
+    Rule(f"{ROLLOUT}.top_k", (-1, 0), "completions are then not samples of the policy"),
+    Rule(f"{ROLLOUT}.temperature", lambda value: value > 0, "greedy completions have no score",
+         f"{ROLLOUT}.temperature=1.0"),
+    Rule(f"{ACTOR}.ulysses_sequence_parallel_size", (1,), "a sequence's score would be spread over ranks"),
+    Rule(f"{MODEL}.use_fused_kernels", OFF, "the fused head hides its weight's use from the score"),
+    Rule(f"{MODEL}.use_liger", OFF, "its layers write over the gradients that scores are made of"),
+    Rule(f"{ACTOR}.use_prefix_grouper", OFF, "it mixes the completions of a prompt"),
+    Rule(f"{MODEL}.mtp.enable", OFF, "its loss adds another gradient"),
+    Rule(f"{ACTOR}.fsdp_config.qat.enable", OFF, "quantised layers have no rule"),
+    Rule("trainer.critic_warmup", (0, None), "steps without an update would be taken for steps of the policy"),
+    Rule("distillation.enabled", OFF, "its loss adds another gradient"),
+    Rule(f"{ACTOR}.fsdp_config.offload_policy", OFF,
+         "parameters on another device than the activations are not handled",
+         f"{ACTOR}.fsdp_config.param_offload=True instead"),
+    Rule(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", lambda value: value not in {"fp16", "float16"},
+         "its loss is scaled, and so are the gradients that are measured",
+         f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16"),
+)  # fmt: skip
 
 
 def check_config(config: Any) -> None:
     """Refuse what the adapter cannot do exactly, by name."""
-    check(RULES, "oblr_po", lambda key: OmegaConf.select(config, key))
+    check(
+        RULES,
+        "oblr_po",
+        lambda key: OmegaConf.select(config, key),
+        lambda value: "null" if value is None else str(value),
+    )
     _check_batch(config)
     if config.algorithm.adv_estimator == "gae":
         choice = " or ".join(ESTIMATORS)

@@ -46,7 +46,9 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         check_dropout(self.module)
         self._settings = settings
         self._tape = ScoreTape(self.module, "streamed")
-        self._schedule = estimators.SNRSchedule(self.optimizer, settings.schedule, kl=settings.kl, low_precision=rounds(self))
+        self._schedule = estimators.SNRSchedule(
+            self.optimizer, settings.schedule, kl=settings.kl, low_precision=rounds(self)
+        )
         rehearsal.rehearse(self, settings.exact_pairs)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
