@@ -59,7 +59,7 @@ def ratio_of(config: AlgorithmConfig, algorithm: Algorithm) -> Ratio:
     ratio, low, high = RATIOS[algorithm.ratio], config.epsilon, config.epsilon_high
     for name, value, own in (("epsilon", low, ratio.bounds.low), ("epsilon_high", high, ratio.bounds.high)):
         if value is not None and math.isinf(own):
-            raise InputError(f"{name} would change nothing, for the ratio {algorithm.ratio!r} has no such bound.")
+            raise InputError(f"{name} has no effect because the ratio {algorithm.ratio!r} has no such bound.")
     if algorithm.ratio == "cispo" and high is not None and high < 1:
         raise InputError(f"epsilon_high is {high}; the ratio 'cispo' is truncated at it, so it must be at least 1.")
     own_high = ratio.bounds.high if low is None else low

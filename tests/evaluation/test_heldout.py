@@ -26,3 +26,20 @@ def test_masked_completions_are_left_out(tiny_policy, valid, value, stderr):
     found = heldout_accuracy(tiny_policy, lambda *_: ([[1.0, 9.0], [0.0, 0.5]], valid), problems, 2, config, 0, sampler)
     assert (found.value, found.stderr) == pytest.approx((value, stderr), nan_ok=True)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(5, [2, 2, 1]), (12, [1] * 5), (99, [1] * 5), (1, [5])])
+def test_as_many_completions_are_drawn_at_once_as_in_training(tiny_policy, samples, sizes):
+    """12 of a step; at the least those of one problem."""
+    drawn = []
+
+    def sample(prompts, count, *_):
+        drawn.append(len(prompts))
+        return SimpleNamespace(completions=None, ids=None)
+
+    def rewards(part, *_):
+        return [[0.5] * samples] * len(part), [[True] * samples] * len(part)
+
+    problems, config = [SimpleNamespace(prompt="a")] * 5, RolloutConfig(prompts_per_step=4, num_generations=3)
+    heldout_accuracy(tiny_policy, rewards, problems, samples, config, 0, SimpleNamespace(sample=sample))
+    assert drawn == sizes

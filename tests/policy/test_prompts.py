@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 
 import pytest
 import torch
@@ -138,6 +139,27 @@ def test_bfloat16_arithmetic_on_float32_weights(tiny_policy):
     torch.testing.assert_close(found[1], norm2_S, rtol=0.05, atol=0)
     assert (found[2] - gradient).norm() < 0.05 * gradient.norm()
     assert gradient.dtype == found[2].dtype == torch.float32
+
+
+def test_a_template_that_loops_is_ended(tiny_policy, monkeypatch):
+    """Nested loops of 99,999, the most that the sandbox allows one of; the limit is lowered for the test."""
+    monkeypatch.setattr("oblrpo.policy.prompts.TEMPLATE_SECONDS", 0.2)
+    many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    tiny_policy.tokenizer.chat_template = many + "{% endfor %}" * 3
+    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 0.2 seconds"):
+        tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
+    tiny_policy.tokenizer.chat_template = TEMPLATE
+    time.sleep(0.3)  # nothing is left over that would end this
+    assert tiny_policy.lengths([[{"role": "user", "content": "x"}]]) == [18]
+
+
+def test_a_template_that_loops_on_answers_is_ended(tiny_policy, monkeypatch):
+    monkeypatch.setattr("oblrpo.policy.prompts.TEMPLATE_SECONDS", 0.2)
+    many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    loops = "{% if messages[-1].role == 'assistant' %}" + many + "{% endfor %}" * 3 + "{% endif %}"
+    tiny_policy.tokenizer.chat_template = TEMPLATE + loops
+    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 0.2 seconds"):
+        tiny_policy.answers([[{"role": "user", "content": "x"}]], ["y"])
 
 
 def test_lengths_are_those_of_the_tokens_of_texts_and_messages(chatty, monkeypatch):

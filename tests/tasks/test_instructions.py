@@ -7,7 +7,7 @@ import time
 import pytest
 
 from oblrpo.tasks import Problem, make_task
-from oblrpo.tasks.instructions import TEXTS, CHECKS, FACTS, WORD
+from oblrpo.tasks.instructions import CHECKS, FACTS, TEXTS, WORD
 
 TEXT = "Bread is baked in the morning by people who get up early."
 

@@ -15,6 +15,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 
 from oblrpo import estimators
+from oblrpo.adapters.conditions import check_version
+from oblrpo.adapters.verl import KNOWN_VERSIONS
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import RULES, check_choice, check_config, check_dropout
@@ -22,7 +24,6 @@ from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
 from oblrpo.adapters.verl.settings import Settings, read_settings
-from oblrpo.adapters.verl.versions import check_version
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy
 from oblrpo.step import StepBaseline
@@ -271,12 +272,12 @@ def test_norms_are_exact_when_they_are_due_and_of_prompts_chosen_by_uid_alone():
     uids = [f"{prompt}" for prompt in (3, 1, 2, 0) for _ in range(2)] + ["pad"]
     asked = {step: BatchScores(CALIBRATED, step, 2, uids) for step in range(1, 11)}
     assert [step for step, made in asked.items() if made.exact] == [1, 5, 10]
-    assert asked[1].wanted()["oblrpo_prompts"] == ("0", "1")
+    assert asked[1].requests()["oblrpo_prompts"] == ("0", "1")
     assert asked[2].columns == [FEATURES]
     assert asked[5].columns == [FEATURES, NORM2, GRAM]
     due = BatchScores(replace(CALIBRATED, ledger_steps=3), 3, 2, uids)  # the ledger is of the whole batch
     assert due.exact
-    assert due.wanted()["oblrpo_prompts"] is None
+    assert due.requests()["oblrpo_prompts"] is None
 
 
 def test_calibrated_weights_know_nothing_of_the_other_outputs_of_the_batch():
@@ -391,12 +392,12 @@ def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_produ
 @pytest.mark.parametrize("version", ["0.9.0", "0.8.5", "0.11.0", "1.0"])
 def test_other_versions_of_verl_are_refused_with_the_one_to_install(version):
     with pytest.raises(ImportError, match=r"verl>=0.9.1,<0.11"):
-        check_version(version)
+        check_version("verl", version, *KNOWN_VERSIONS)
 
 
 @pytest.mark.parametrize("version", ["0.9.1", "0.9.1.post1", "0.9.2", "0.10.0.dev", "0.10.3"])
 def test_known_versions_are_accepted(version):
-    check_version(version)
+    check_version("verl", version, *KNOWN_VERSIONS)
 
 
 def test_the_plugin_has_registered_everything():

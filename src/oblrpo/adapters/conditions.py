@@ -1,7 +1,8 @@
-"""Requirements on the settings of another library's trainer, each with its reason and its fix."""
+"""Requirements on another library: its version, and the settings of its trainer, each with its reason and its fix."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from operator import not_
 from typing import Any, NamedTuple
@@ -10,6 +11,20 @@ from oblrpo.errors import InputError
 
 off = not_
 """The requirement that a setting is empty, 0 or False, whichever of them its type has."""
+
+
+def check_version(library: str, version: str, least: tuple[int, ...], below: tuple[int, ...]) -> None:
+    """Refuse a version of a library whose insides are not known here.
+
+    Raises:
+        ImportError: it is older than `least`, or not older than `below`.
+    """
+    if not least <= tuple(map(int, re.findall(r"\d+", version)[:3])) < below:
+        known = "{}>={},<{}".format(library, *(".".join(map(str, bound)) for bound in (least, below)))
+        raise ImportError(
+            f"oblrpo's {library} adapter works with {known}, and this is {library} {version}; install '{known}', or a "
+            "version of oblrpo that supports this one."
+        )
 
 
 class Rule(NamedTuple):

@@ -1,4 +1,4 @@
-"""The metrics of a batch's baselines and score norms, by the names that `oblrpo train` gives them."""
+"""The metrics of an update, by the names that `oblrpo train` gives them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ import math
 from torch import Tensor
 
 from oblrpo import estimators
+
+
+def finite(value: float) -> float:
+    """The value, or NaN for infinity: TRL leaves NaN out of its averages, and JSON knows neither."""
+    return value if math.isfinite(value) else math.nan
+
+
+def signal_metrics(
+    schedule: estimators.SNRSchedule, batch: estimators.Moments | None, factor: float
+) -> dict[str, float]:
+    """Signal and noise: averaged over steps as the schedule sees them, and this batch's own where it has any."""
+    smoothed = schedule.smoothed
+    return {
+        "lr_factor": factor,
+        "snr": smoothed.snr,
+        "n_snr": smoothed.n_snr,
+        "critical_batch_size": smoothed.critical_batch_size,
+        **({} if batch is None else {"signal2": batch.signal2, "trace_cov": batch.trace_cov}),
+    }
 
 
 def baseline_metrics(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from oblrpo.errors import InputError
 from oblrpo.policy.chat_template import ANSWER, Conversation, shown_or_nothing
@@ -12,11 +14,16 @@ from oblrpo.policy.chat_template import ANSWER, Conversation, shown_or_nothing
 Prompt = str | Sequence[Mapping[str, Any]]
 """A prompt is text, or messages: `oblrpo.tasks.task.Messages` may bring arguments of the template."""
 
+TEMPLATE_SECONDS = 60.0
+"""How long templates may take; a thousand prompts take a tenth of a second by those that models come with."""
+
 SET = "set --chat (chat=True in Python)"
 BARE = (
     "the model has a chat template, but the prompts are plain text and do not go through it. That suits a base model; "
     f"for an instruct model {SET}. --no-chat hides this line."
 )
+
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,11 @@ class PromptFormat:
                 # A text that a chat template has made brings the tokens with it that begin one.
                 begun = before if ids[:before] == ids[before : 2 * before] else 0
                 rows[row] = ids[begun : len(ids) - behind]
-        for row in messages:
-            rows[row] = tokenizer(self.text(tokenizer, prompts[row]), add_special_tokens=False).input_ids
+        if messages:
+            limit = TEMPLATE_SECONDS * (1 + len(prompts) // 1000)
+            shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], limit)
+            for row, text in zip(messages, shown, strict=True):
+                rows[row] = tokenizer(text, add_special_tokens=False).input_ids
         if not all(rows):
             raise InputError("a prompt is empty; the policy needs at least one token to continue.")
         return rows
@@ -59,7 +69,8 @@ class PromptFormat:
 
         Messages `behind` the answer follow there.
         """
-        shown = shown_or_nothing(self._conversation(tokenizer, prompt).answered(*behind))
+        conversation = self._conversation(tokenizer, prompt)
+        shown = in_time(lambda: shown_or_nothing(conversation.answered(*behind)), TEMPLATE_SECONDS)
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
 
@@ -98,9 +109,11 @@ class PromptFormat:
             if idle := " and ".join(name for name, value in given.items() if value):
                 return [f"{idle} has no effect: the prompts are plain text and skip the chat template; {SET}."]
             # A text that went through a template before holds what that puts between a question and its answer.
-            turn = "" if self.chat is False else self._conversation(tokenizer, "A question").generation_prompt()
+            question = self._conversation(tokenizer, "A question")
+            turn = "" if self.chat is False else in_time(question.generation_prompt, TEMPLATE_SECONDS)
             return [BARE] if turn and not any(turn.splitlines()[0] in prompt for prompt in prompts) else []
-        return self._conversation(tokenizer, shown).notes(self.template_args)
+        conversation = self._conversation(tokenizer, shown)
+        return in_time(lambda: conversation.notes(self.template_args), TEMPLATE_SECONDS)
 
     def _conversation(self, tokenizer: Any, prompt: Prompt) -> Conversation:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
@@ -116,3 +129,40 @@ def _added(tokenizer: Any, text: str) -> tuple[int, int]:
         return 0, 0
     before = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), len(full) - len(bare))
     return before, len(full) - len(bare) - before
+
+
+class TooSlow(BaseException):  # so that no other handler catches it
+    """The time of a chat template was up: its code comes with a model, and may loop for years."""
+
+    def __str__(self) -> str:
+        return f"it takes longer than {TEMPLATE_SECONDS:g} seconds"
+
+
+def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
+    """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
+
+    One operation of the interpreter's own, such as a power of huge numbers, is waited for.
+    """
+    caller, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
+
+    def throw(what: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(caller, what)
+
+    def late() -> None:
+        with lock:
+            if not over.is_set():
+                throw(ctypes.py_object(TooSlow))
+
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        try:
+            return function()
+        finally:
+            timer.cancel()
+            with lock:
+                over.set()
+                throw(None)  # what was thrown and has not arrived
+    except TooSlow as error:
+        raise InputError(f"the model's chat template is refused: {error}.") from None

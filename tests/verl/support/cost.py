@@ -119,7 +119,7 @@ def main(folder, tokens, names):
                 plain = make_engine(str(folder / "model"), Settings(schedule="off"), checkpointing=checkpointing)
                 runs["verl: update"] = partial(train, plain)
             for step in (1, 2):
-                wanted = BatchScores(setting, step, OUTPUTS, uids).wanted()
+                wanted = BatchScores(setting, step, OUTPUTS, uids).requests()
                 runs[f"{name}: pass of step {step}"] = partial(infer, engine, **wanted)
             runs[f"{name}: update"] = partial(train, engine)
         found = measured(runs)

@@ -83,7 +83,7 @@ def scored(engine, settings, rows, packed, step=1):
         calculate_entropy=True,
         use_remove_padding=packed,
         micro_batch_size_per_gpu=1,
-        **products.wanted(),
+        **products.requests(),
     )
     with engine.eval_mode():
         output = engine.infer_batch(data)["model_output"]

@@ -22,7 +22,7 @@ __all__ = ["OBLRPOConfig", "OBLRPOTrainer", "VarianceLedgerCallback"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the trainer and its configuration when they are asked for; they need a TRL that they know.
+    """Import the trainer and its configuration on first use; they need a TRL that they know.
 
     Raises:
         AttributeError: there is no such name.

@@ -9,13 +9,12 @@ from typing import Any
 import trl
 from trl import GRPOConfig
 
+from oblrpo.adapters.conditions import check_version
 from oblrpo.adapters.trl.checks import check_config
+from oblrpo.tables.baselines import UNBIASED
+from oblrpo.tables.schedules import SCHEDULES
 
-if trl.__version__.split(".")[:2] != ["1", "16"]:
-    raise ImportError(
-        f"OBLRPOTrainer overrides what is inside TRL 1.16, and this is TRL {trl.__version__}; install "
-        "'trl>=1.16,<1.17', or a version of oblrpo that supports this one."
-    )
+check_version("trl", trl.__version__, (1, 16), (1, 17))  # `OBLRPOTrainer` overrides what is inside it
 
 LOGGER = logging.getLogger(__name__)
 
@@ -29,8 +28,6 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     `gradient_accumulation_steps=8`, `lr_scheduler_type="constant"`, `vllm_importance_sampling_correction=False`,
     and `router_aux_loss_coef=0.0`.
     """
-
-    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
 
     loss_type: str = field(
         default="luspo",
@@ -63,9 +60,8 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     baseline: str = field(
         default="oblr_shrunk",
         metadata={
-            "help": "What is subtracted from each reward: `oblr` (the variance-optimal baseline, leave-one-out), "
-            "`oblr_shrunk` (the same, shrunk towards other prompts and earlier steps), `rloo`, `js` "
-            "or `none`. Baselines that look at the completion's own reward are refused, because they are biased."
+            "help": f"What is subtracted from each reward: {', '.join(f'`{name}`' for name in UNBIASED)}. Baselines "
+            "that look at the completion's own reward are refused, because they are biased."
         },
     )
     score_norms: str = field(
@@ -90,14 +86,15 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     schedule: str = field(
         default="auto",
         metadata={
-            "help": "Factor on the learning rate: `auto` (measured from the updates themselves; `learning_rate` is "
-            "only where it starts), `debiased` or `plugin` (the signal-to-noise ratio's), `kl`, or `off`."
+            "help": "Factor on the learning rate: "
+            + "; ".join(f"`{name}`, {row.meaning}" for name, row in SCHEDULES.items())
         },
     )
     schedule_kl: float | None = field(
         default=None,
         metadata={
-            "help": "Most nats per completion that a step of `auto` may take (None: 0.5); the target of `kl` (0.02)."
+            "help": f"Most nats per completion that a step of `auto` may take (None: {SCHEDULES['auto'].nats}); the "
+            f"target of `kl` ({SCHEDULES['kl'].nats})."
         },
     )
 

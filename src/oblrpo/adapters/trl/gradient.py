@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from oblrpo import estimators
+from oblrpo.adapters.metrics import baseline_metrics
 from oblrpo.adapters.plain_state import with_tensors, without_tensors
 from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_SC, sequences_of
 from oblrpo.errors import check_finite
@@ -29,16 +30,16 @@ from oblrpo.step import Batch, Movement, StepBaseline, add_to_gradient
 from oblrpo.step.flow import Part
 from oblrpo.tables.algorithms import Algorithm
 
-COLUMNS = ("reward", "valid", "baseline", "norm2", "length", "logit_norm2", "logp", "entropy")
+COLUMNS = ("reward", "valid", "baseline", "advantage", "norm2", "length", "logit_norm2", "logp", "entropy")
 """What processes show each other of every output; the last four are the fields of `Features`."""
 
 
 @dataclass(frozen=True)
-class WholeBatch:
-    """The whole batch of all processes, the same on each of them."""
+class GatheredBatch:
+    """The batch of all processes, the same on each of them."""
 
     columns: dict[str, Tensor]
-    """`COLUMNS`, `advantage` and `weight`, (P, G) each; NaN where something was not measured."""
+    """`COLUMNS` and `weight`, (P, G) each; NaN where something was not measured."""
     moments: estimators.Moments
     norm2: float
     """The squared norm of the gradient, averaged over processes and not clipped."""
@@ -46,6 +47,17 @@ class WholeBatch:
     """Whether any reward differs from another; if not, nothing was learned of the batch."""
     agreement: float
     """How well the calibrated proxy agreed with exact norms, where it was compared; else NaN."""
+
+    def metrics(self) -> dict[str, float]:
+        """What baselines, norms and tokens of the batch were like."""
+        columns, valid_PG = self.columns, self.columns["valid"]
+        norm2_PG = None if columns["norm2"].isnan().any() else columns["norm2"]
+        return {
+            "entropy": float(columns["entropy"].sum() / columns["length"].sum()),
+            "completions/masked_ratio": 1 - float(valid_PG.double().mean()),
+            **baseline_metrics(columns["reward"], valid_PG, columns["baseline"], norm2_PG),
+            **({} if math.isnan(self.agreement) else {"score_norm2/agreement_calibrated": self.agreement}),
+        }
 
 
 class BatchGradient:
@@ -99,12 +111,12 @@ class BatchGradient:
             order_S = torch.cat(slices).argsort()
             inputs.update({name: torch.cat([each[name] for each in measured])[order_S] for name in measured[0]})
         names = ("rewards", "weight", *(name for name in MASKS if name in parts[0]))
-        whole = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
-        self.set_baselines(whole)
+        batch = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
+        self.set_baselines(batch)
         start = 0
         for inputs in parts:
             rows = slice(start, start := start + len(inputs["rewards"]))
-            inputs.update(valid=whole["valid"][rows], baseline=whole["baseline"][rows])
+            inputs.update(valid=batch["valid"][rows], baseline=batch["baseline"][rows])
         self._pass = self.baseline.begin()  # the pass for the gradient compares nothing
 
     def _measured(self, sequences: Sequences) -> dict[str, Tensor]:
@@ -141,15 +153,15 @@ class BatchGradient:
     def _batch(self, inputs: dict[str, Tensor], outputs: int) -> Batch:
         """TRL's rows as a batch whose gradient is the sum of advantages times scores over so many outputs."""
         shape = -1, min(self.args.num_generations, len(inputs["rewards"]))
-        rewards_PG, held_PG = inputs["rewards"].view(shape), None
+        rewards_PG, fixed_PG = inputs["rewards"].view(shape), None
         valid_PG, algorithm = ~rewards_PG.isnan(), Algorithm(self.args.baseline)
         if "baseline" in inputs:  # groups that are too small have been left out
             valid_PG = inputs["valid"].view(shape)
-            held_PG = torch.where(valid_PG, inputs["baseline"].view(shape), 0)  # NaN where a reward is missing
+            fixed_PG = torch.where(valid_PG, inputs["baseline"].view(shape), 0)  # NaN where a reward is missing
             algorithm = Algorithm("none")
         batch = Batch.of(sequences_of(inputs), rewards_PG, valid_PG, algorithm)
         count_PG = torch.full_like(batch.count_PG, outputs)
-        return replace(batch, prompts_in_mean=1, count_PG=count_PG, baseline_PG=held_PG)
+        return replace(batch, prompts_in_mean=1, count_PG=count_PG, baseline_PG=fixed_PG)
 
     def add(self, inputs: dict[str, Tensor], outputs: int, step: int) -> Tensor:
         """Add one micro-batch's share to the gradient; return the mean advantage of its outputs.
@@ -157,7 +169,7 @@ class BatchGradient:
         Args:
             inputs: the micro-batch as TRL has it, and `rewards`, NaN where there is none; `valid` and `baseline` where
                 they are known.
-            outputs: the number of outputs of this process in the whole update.
+            outputs: the number of outputs of this process in the update.
             step: the number of updates before this one.
 
         Raises:
@@ -173,7 +185,7 @@ class BatchGradient:
             part = add_to_gradient(batch, self.policy, self.args.temperature, tape, self._pass)
         norm2_P = self._complete_groups(part.group_norm2_P, batch.sequences.count)
         self.parts.append(replace(part, norm2_S=inputs.get("norm2", part.norm2_S), group_norm2_P=norm2_P))
-        return estimators.advantages(batch.rewards_PG, part.baseline_PG, batch.valid_PG).mean()
+        return _advantages_PG(part).mean()
 
     def _are_ragged(self, sequences: Sequences) -> bool:
         """Whether slices of like length save more than their tape costs: it holds 4/3 times as much of a token."""
@@ -197,7 +209,7 @@ class BatchGradient:
         self.policy.model.zero_grad(set_to_none=True)
         return torch.tensor([norm2], dtype=torch.float64, device=norm2_P.device)
 
-    def finish(self) -> WholeBatch:
+    def finish(self) -> GatheredBatch:
         """Average the gradient over processes, and measure it; every process gets the same.
 
         Raises:
@@ -217,7 +229,9 @@ class BatchGradient:
                 parameter.grad = grad
             self._complete = []
         if self.accelerator.num_processes > 1:
-            average(self.policy.parameters, self.accelerator.num_processes)
+            for parameter in self.policy.parameters:
+                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.accelerator.reduce(grad, "mean")
         norm2 = estimators.squared_norm(self.policy.parameters)
         columns = dict(zip(COLUMNS, table_SK.view(-1, G, len(COLUMNS)).unbind(2), strict=True))
         rewards_PG, valid_PG = columns["reward"], columns["valid"].bool()
@@ -226,8 +240,7 @@ class BatchGradient:
         if self.weighted:
             exact = self.baseline.exact
             weight_PG = columns["norm2"] if exact else self.baseline.by_proxy(features).view_as(rewards_PG)
-        advantages_PG = estimators.advantages(rewards_PG, columns["baseline"], valid_PG)
-        columns |= {"valid": valid_PG, "weight": weight_PG, "advantage": advantages_PG}
+        columns |= {"valid": valid_PG, "weight": weight_PG}
         differs, agreement = estimators.differ(rewards_PG, valid_PG), math.nan
         if differs and self.weighted:  # this batch, seen by every process, is now part of the past
             self.baseline.prior.observe(rewards_PG, weight_PG, valid_PG)
@@ -235,7 +248,7 @@ class BatchGradient:
             if not self.baseline.exact and not columns["norm2"].isnan().any():
                 norm2_S, valid_S = columns["norm2"].flatten(), valid_PG.flatten()
                 agreement = self.baseline.calibrated.observe(features, norm2_S, G, valid_S)
-        return WholeBatch(columns, self._moments(columns, group_norm2_P, norm2), norm2, differs, agreement)
+        return GatheredBatch(columns, self._moments(columns, group_norm2_P, norm2), norm2, differs, agreement)
 
     def _moments(self, columns: dict[str, Tensor], group_norm2_P: Tensor, norm2: float) -> estimators.Moments:
         """Signal and noise, of prompts that are drawn without replacement where the trainer's rows can be counted."""
@@ -288,13 +301,19 @@ class BatchGradient:
         self.baseline.load_state_dict(with_tensors(state))
 
 
+def _advantages_PG(part: Part) -> Tensor:
+    """The advantages of a micro-batch, as its gradient was taken with."""
+    return estimators.advantages(part.batch.rewards_PG, part.baseline_PG, part.batch.valid_PG)
+
+
 def _table_SK(part: Part) -> Tensor:
     """A row an output; columns are `COLUMNS`."""
     batch = part.batch
     unknown_PG = torch.full_like(part.baseline_PG, math.nan)
     baseline_PG = torch.where(batch.valid_PG, part.baseline_PG, unknown_PG)
     norm2 = unknown_PG if part.norm2_S is None else part.norm2_S
-    columns = (batch.rewards_PG, batch.valid_PG, baseline_PG, norm2, *vars(part.logps.features).values())
+    known = (batch.rewards_PG, batch.valid_PG, baseline_PG, _advantages_PG(part), norm2)
+    columns = (*known, *vars(part.logps.features).values())
     return torch.stack([values.flatten().to(torch.float64) for values in columns], 1)
 
 
@@ -303,12 +322,3 @@ def total(grad: Tensor | None, before: Tensor | None) -> Tensor | None:
     if before is None or grad is None:
         return before if grad is None else grad
     return before.add_(grad)
-
-
-def average(parameters: list[nn.Parameter], processes: int) -> None:
-    """Replace every gradient by its mean over processes; one that has none counts as 0."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        torch.distributed.all_reduce(parameter.grad)
-        parameter.grad /= processes

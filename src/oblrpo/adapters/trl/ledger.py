@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.metrics import finite
+from oblrpo.adapters.metrics import finite
 from oblrpo.adapters.trl.rows import in_eval_mode, own_SC, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
@@ -71,11 +71,11 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         except UnsupportedModelError as error:
             raise InputError(f"the ledger cannot look at this model: {error}") from None
         if (others := not_the_policy_s(trainer)) and trainer.accelerator.is_main_process:
-            given = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            altered = ", ".join(f"{name}={value!r}" for name, value in others.items())
             LOGGER.warning(
                 "VarianceLedgerCallback: completions may not be sampled from the full policy (%s), whose scores are "
                 "taken. If they are not, its signal and variances are wrong.",
-                given,
+                altered,
             )
         self._prior = estimators.Prior()
         self._average = MomentAverage(0.9)
@@ -169,8 +169,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             raise failure
         if failed.any():
             raise RuntimeError(f"it failed on {int(failed.sum())} other process(es), which say why")
-        whole: tuple[Tensor, ...] = accelerator.gather(accelerator.pad_across_processes(mine, dim=1))
-        return whole
+        return tuple(accelerator.gather(accelerator.pad_across_processes(mine, dim=1)))
 
     def _score(self, batch: dict[str, Tensor], step: int) -> tuple[Tensor, ...]:
         """Of this process's outputs: exact squared norms (S, 1), the tokens' mask, and two sketches of the scores.

@@ -36,11 +36,11 @@ def own_SC(inputs: dict[str, Tensor]) -> Tensor:
 
 def sequences_of(inputs: dict[str, Tensor]) -> Sequences:
     """The rows of a batch of TRL's, without the padding that only other rows needed."""
-    whole = Sequences.of(
+    padded = Sequences.of(
         inputs["prompt_ids"], inputs["prompt_mask"], inputs["completion_ids"], inputs["completion_mask"]
     )
     own_ST = torch.cat([torch.zeros_like(inputs["prompt_mask"]), own_SC(inputs)], 1)
-    return Sequences(whole.ids_ST, whole.mask_ST, own_ST, whole.start).at(slice(None))
+    return Sequences(padded.ids_ST, padded.mask_ST, own_ST, padded.start).at(slice(None))
 
 
 @contextmanager

@@ -75,11 +75,11 @@ def in_effect(trainer: Any) -> GenerationConfig:
         return trainer.generation_config  # nothing is filled there
     model = trainer.accelerator.unwrap_model(trainer.model)
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kept, inner.generation_config = inner.generation_config, model.generation_config  # PEFT hands its model's on
+    own, inner.generation_config = inner.generation_config, model.generation_config  # PEFT hands its model's on
     try:
         return inner._prepare_generation_config(trainer.generation_config)[0]
     finally:
-        inner.generation_config = kept
+        inner.generation_config = own
 
 
 def altered(config: GenerationConfig, temperature: float) -> dict[str, Any]:

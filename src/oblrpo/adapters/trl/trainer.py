@@ -14,11 +14,11 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
+from oblrpo.adapters.metrics import finite, signal_metrics
 from oblrpo.adapters.plain_state import load_schedule, schedule_state
 from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
-from oblrpo.adapters.trl.gradient import BatchGradient, WholeBatch
-from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
+from oblrpo.adapters.trl.gradient import BatchGradient, GatheredBatch
 from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
@@ -137,9 +137,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.beta:
             output["rewards"] = self._penalised(output)
         if not self._gradient.weighted:
-            whole = {"rewards": self.accelerator.gather(output["rewards"])}
-            self._gradient.set_baselines(whole)
-            output |= {name: whole[name][mine] for name in ("valid", "baseline")}
+            gathered = {"rewards": self.accelerator.gather(output["rewards"])}
+            self._gradient.set_baselines(gathered)
+            output |= {name: gathered[name][mine] for name in ("valid", "baseline")}
         return output
 
     def _penalised(self, batch: dict[str, Tensor]) -> Tensor:
@@ -158,8 +158,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._prepare_inputs(generation_batch)  # type: ignore[no-any-return]
         parts = self.args.steps_per_generation
         if self._step % parts == 0 or self._buffered_inputs is None:
-            whole = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs: Any = split_tensor_dict(whole, parts)
+            batch = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs: Any = split_tensor_dict(batch, parts)
         return self._buffered_inputs[self._step % parts]  # type: ignore[no-any-return]
 
     # ---- the gradient ----
@@ -167,17 +167,17 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Create TRL's scheduler, and ours, which multiplies its rate."""
         scheduler = super().create_scheduler(*args, **kwargs)
-        given: OBLRPOConfig = self.args
+        settings: OBLRPOConfig = self.args
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
-        if refused := refusal(given.schedule, type(optimizer).__name__, given.learning_rate):
+        if refused := refusal(settings.schedule, type(optimizer).__name__, settings.learning_rate):
             raise InputError(refused)
         if self._rate is not None and self._schedule.optimizer is optimizer:
             return scheduler  # trained on
         try:
             self._schedule = SNRSchedule(
                 optimizer,
-                given.schedule,
-                kl=given.schedule_kl,
+                settings.schedule,
+                kl=settings.schedule_kl,
                 low_precision=self._policy.rounds,
             )
         except ValueError as error:
@@ -225,14 +225,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._step = 0
         self._last_loaded_step = -1  # vLLM may hold an earlier run's weights of a step of the same number
 
-    def _set_rate(self, batch: WholeBatch) -> None:
+    def _set_rate(self, batch: GatheredBatch) -> None:
         """Log the batch, set the rate of the update that comes next, and get ready to measure it.
 
         No signal, no step: where no reward differs from another, or the gradient is 0, it is taken away, and without
         one the optimizer does nothing.
         """
         self._log_outputs(batch.columns)
-        schedule, columns, metrics = self._schedule, batch.columns, batch_metrics(batch)
+        schedule, columns, metrics = self._schedule, batch.columns, batch.metrics()
         if not batch.differs or batch.norm2 == 0:
             self._take_away(metrics | {"skipped": float(not batch.differs)})
             return
@@ -241,7 +241,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._rate = schedule.learning_rates[0]
         if schedule.measures_updates:
             self._watched = self._gradient.watch()
-        self._add_metrics(metrics | signal_metrics(schedule, batch.moments, factor) | {"skipped": 0.0})
+        low, high = schedule.snr_interval()
+        metrics |= signal_metrics(schedule, batch.moments, factor)
+        self._add_metrics(metrics | {"snr_low": low, "snr_high": high, "skipped": 0.0})
 
     def _take_away(self, metrics: dict[str, float]) -> None:
         """Let the optimizer do nothing."""
@@ -254,13 +256,13 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self._watched is not None:
             assert self._rate is not None
             try:
-                taken = self._schedule.confine(self._watched)
+                step = self._schedule.confine(self._watched)
             except ValueError as error:
                 raise InputError(f"the update cannot be measured: {error}") from None
-            self._rate *= taken.share
+            self._rate *= step.share
             metrics = self._metrics["train"]
-            metrics["lr_factor"][-1] *= taken.share
-            metrics["step_kl"].append(taken.kl)
+            metrics["lr_factor"][-1] *= step.share
+            metrics["step_kl"].append(step.kl)
             metrics["step_kl_target"].append(self._schedule.target_kl)
         self._watched = None
         self._gradient.forget()

@@ -1,7 +1,7 @@
 """OBLR-PO on verl: `algorithm.adv_estimator=oblr_po` with the settings of docs/verl.md.
 
 The library verl is imported here, before any module of this package: it loads `plugin` at the end of its own import,
-in every process, and a module of ours that was being imported first would be found half made.
+in every process, and a module of ours that was being imported first would be seen half made.
 """
 
 try:
@@ -11,6 +11,9 @@ except ImportError as error:
 
     raise ImportError(f"the verl adapter needs verl ({error}); install it with: {pip_install('verl')}") from error
 
-from oblrpo.adapters.verl.versions import check_version
+from oblrpo.adapters.conditions import check_version
 
-check_version(verl.__version__)
+KNOWN_VERSIONS = (0, 9, 1), (0, 11)
+"""The oldest version of verl that the adapter was written against, and the first that it does not know."""
+
+check_version("verl", verl.__version__, *KNOWN_VERSIONS)

@@ -16,6 +16,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from oblrpo import estimators
+from oblrpo.adapters.metrics import baseline_metrics
 from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.adapters.verl.settings import ESTIMATORS
 from oblrpo.errors import InputError
@@ -57,7 +58,10 @@ def _advantages(
     inputs = _INPUTS.get()
     if inputs is None:
         names = " and ".join(ESTIMATORS)
-        raise InputError(f"{names} need score norms, which verl's own trainer does not take; set {HOW}.")
+        raise InputError(
+            f"{names} need score norms, which verl's own trainer does not take; set "
+            "trainer.v1.trainer_mode=oblr_po (and trainer.use_v1=True)."
+        )
     groups = PromptRows([str(uid) for uid in index], response_mask.any(-1))
     rewards_PG = groups.take(token_level_rewards.double().sum(-1))
     norm2_PG = groups.take(inputs.norm2_S.double())
@@ -65,23 +69,9 @@ def _advantages(
     baseline_PG = inputs.baseline.of(rewards_PG, valid_PG, groups.take(response_mask), norm2_PG)
     advantage_S = groups.put(estimators.advantages(rewards_PG, baseline_PG, valid_PG)).to(token_level_rewards)
     advantages = advantage_S[:, None] * response_mask
-    inputs.metrics |= _metrics(baseline_PG, norm2_PG, rewards_PG, valid_PG)
+    metrics = baseline_metrics(rewards_PG, valid_PG, baseline_PG, norm2_PG)
+    inputs.metrics |= {f"critic/{name}": value for name, value in metrics.items()}
     return advantages, advantages
-
-
-HOW = "trainer.v1.trainer_mode=oblr_po (and trainer.use_v1=True)"
-
-
-def _metrics(baseline_PG: Tensor, norm2_PG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> dict[str, float]:
-    valid = valid_PG.double()
-    baseline_P = (baseline_PG * valid).sum(1) / valid.sum(1).clamp(min=1)
-    part_P = valid_PG.any(1)
-    return {
-        "critic/baseline/mean": float(baseline_P[part_P].mean()),
-        "critic/baseline/spread": float(baseline_P[part_P].std()) if int(part_P.sum()) > 1 else 0.0,
-        "critic/score_norm2/mean": float(norm2_PG[valid_PG].mean()),
-        "critic/score_norm2/kappa": estimators.kappa(norm2_PG[valid_PG], rewards_PG[valid_PG]),
-    }
 
 
 for _name in ESTIMATORS:

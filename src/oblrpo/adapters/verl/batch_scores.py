@@ -20,7 +20,7 @@ from oblrpo.step.ledger import gram_of, ledger_metrics, ledger_of
 
 
 class BatchScores:
-    """The scores of one batch: what to ask of the workers, and what follows from their answers.
+    """The scores of one batch: what is requested of the workers, and what follows from their answers.
 
     Args:
         settings: the settings of the adapter.
@@ -46,8 +46,8 @@ class BatchScores:
         self._pairs_sketched = settings.needs_moments and not settings.exact_pairs
         self._seeds = [2 * step, 2 * step + 1] if self.takes_ledger or self._pairs_sketched else []
 
-    def wanted(self) -> dict[str, Any]:
-        """Return the entries of the batch's `extra_info` that ask the workers for scores."""
+    def requests(self) -> dict[str, Any]:
+        """Return the entries of the batch's `extra_info` that request scores of the workers."""
         size = self._outputs if self._settings.exact_pairs else 0
         return {
             "oblrpo_features": self._settings.calibrated,
@@ -79,7 +79,7 @@ class BatchScores:
 
     @property
     def norm2_S(self) -> Tensor:
-        """Squared score norms, in the batch's order; 0 where they were not asked for."""
+        """Squared score norms, in the batch's order; 0 where they were not requested."""
         assert self._norm2 is not None
         return self._norm2
 
@@ -128,8 +128,8 @@ class BatchScores:
         part2_PG = coef_PG.double().square() * gram_PGG.diagonal(dim1=1, dim2=2)
         own2 = estimators.own_norm2(norm2_P[known_P], part2_PG[known_P], groups.valid_PG[known_P])
         norm2_P[~known_P] = norm2_P[known_P].mean()
-        found = {"group_norm2": [float(norm2) for norm2 in norm2_P]}
-        return found if rows is None or own2 is None else found | {"own2": own2, "rows": rows}
+        norms = {"group_norm2": norm2_P.tolist()}
+        return norms if rows is None or own2 is None else norms | {"own2": own2, "rows": rows}
 
     def rewards(self, data: Any, column: str) -> Tensor:
         """The reward of every output, (P, G), from the column that holds rewards token by token."""

@@ -17,6 +17,8 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from oblrpo import estimators
+from oblrpo.adapters.metrics import signal_metrics
+from oblrpo.adapters.plain_state import load_schedule, schedule_state
 from oblrpo.adapters.verl import rehearsal
 from oblrpo.adapters.verl.checks import check_dropout
 from oblrpo.adapters.verl.movement import EngineMovement, rounds
@@ -52,9 +54,9 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         rehearsal.rehearse(self, settings.exact_pairs)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
-        """Do as verl does; where the trainer asks for scores, they come with the log-probabilities.
+        """Do as verl does; scores that the trainer requests come with the log-probabilities.
 
-        Where it asks for features, these come from verl's own pass, and scores from one more over some prompts' rows.
+        Features that it requests come from verl's own pass, and scores then from one more over some prompts' rows.
         """
         scores = tu.get_non_tensor_data(data, "oblrpo_score", False)
         if not tu.get_non_tensor_data(data, "oblrpo_features", False):
@@ -84,14 +86,14 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
     ) -> Any:
         """Do as verl does, but keep no graph of the entropy while scores are taken."""
-        given = (output, output_args, micro_batch, logits_processor_func)
+        arguments = (output, output_args, micro_batch, logits_processor_func)
         if not self._scoring:
-            return super().prepare_model_outputs(*given)
+            return super().prepare_model_outputs(*arguments)
         tu.assign_non_tensor(micro_batch, calculate_entropy=False)
-        result = super().prepare_model_outputs(*given)
+        result = super().prepare_model_outputs(*arguments)
         tu.assign_non_tensor(micro_batch, calculate_entropy=True)
         with torch.no_grad():
-            result["entropy"] = super().prepare_model_outputs(*given)["entropy"]
+            result["entropy"] = super().prepare_model_outputs(*arguments)["entropy"]
         return result
 
     def train_batch(self, data: TensorDict, loss_function: Any) -> Any:
@@ -147,12 +149,12 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Measure how far the update moved the policy, on every rank's outputs, and shorten it if it went too far."""
         self.optimizer_zero_grad()  # its room, for what measures the update
         try:
-            taken = self._schedule.confine(self._movement.change)
+            step = self._schedule.confine(self._movement.change)
         except ValueError as error:
             raise InputError(f"the update cannot be measured: {error}") from None
-        self._metrics["lr_used"] *= taken.share
-        self._metrics["lr_factor"] *= taken.share
-        self._metrics["step_kl"] = taken.kl
+        self._metrics["lr_used"] *= step.share
+        self._metrics["lr_factor"] *= step.share
+        self._metrics["step_kl"] = step.kl
         self._metrics["step_kl_target"] = self._schedule.target_kl
 
     def _moments(self, norm2: float) -> estimators.Moments | None:
@@ -178,17 +180,8 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         batch = self._moments(norm2)
         mean_length, headroom = self._batch.get("mean_length"), self._batch.get("headroom", math.inf)
         factor = self._schedule.step(batch, mean_length=mean_length, headroom=headroom)
-        smoothed = self._schedule.smoothed
-        self._metrics = {
-            "skipped": 0.0,
-            "lr_used": self._schedule.learning_rates[0],
-            "lr_factor": factor,
-            "snr": smoothed.snr,
-            "n_snr": smoothed.n_snr,
-            "critical_batch_size": smoothed.critical_batch_size,
-        }
-        if batch is not None:
-            self._metrics |= {"signal2": batch.signal2, "trace_cov": batch.trace_cov}
+        self._metrics = {"skipped": 0.0, "lr_used": self._schedule.learning_rates[0]}
+        self._metrics |= signal_metrics(self._schedule, batch, factor)
 
     def _state_file(self, folder: str) -> Path:
         return Path(folder) / f"oblrpo_schedule_rank_{self.rank}.json"
@@ -196,8 +189,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Save as verl does, with the schedule's state in a file of its own."""
         super().save_checkpoint(local_path, *args, **kwargs)
-        state = {"mode": self._schedule.mode, **self._schedule.state_dict()}
-        self._state_file(local_path).write_text(json.dumps(state))
+        self._state_file(local_path).write_text(json.dumps(schedule_state(self._schedule)))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load as verl does; the schedule resumes where it was."""
@@ -207,12 +199,5 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 f"{file} is missing: the checkpoint was written without oblr_po or with more ranks; to use its weights "
                 "alone, merge them with verl's model merger and set actor_rollout_ref.model.path to the result."
             )
-        state = json.loads(file.read_text())
-        if state["mode"] != self._schedule.mode:
-            mode = state["mode"]
-            raise InputError(f"{file} was written with +oblrpo.schedule={mode}; set it again, or start a new run.")
+        load_schedule(self._schedule, json.loads(file.read_text()), file, "+oblrpo.schedule")
         super().load_checkpoint(local_path, *args, **kwargs)
-        try:
-            self._schedule.load_state_dict(state)
-        except KeyError as error:
-            raise InputError(f"{file} was written by another version of oblrpo ({error} is missing).") from None

@@ -38,9 +38,9 @@ class PromptRows:
 
     def take(self, values_S: Tensor, fill: float | bool = 0.0) -> Tensor:
         """Return the values of rows as (P, G, ...), with `fill` where a prompt has fewer outputs."""
-        taken = values_S.cpu()[self.row_PG.clamp(min=0)]
-        missing = (self.row_PG < 0).view(*self.row_PG.shape, *[1] * (taken.ndim - 2))
-        return taken.masked_fill(missing, fill)
+        values_PG = values_S.cpu()[self.row_PG.clamp(min=0)]
+        missing = (self.row_PG < 0).view(*self.row_PG.shape, *[1] * (values_PG.ndim - 2))
+        return values_PG.masked_fill(missing, fill)
 
     def put(self, values_PG: Tensor) -> Tensor:
         """Return the values of outputs as (S,), with 0 for rows of padding."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from oblrpo.adapters.verl.checks import MODEL
+from oblrpo.adapters.verl.movement import rounds
 from oblrpo.errors import InputError
 from oblrpo.policy.rehearsal import two_rows
 from oblrpo.scores import UnsupportedModelError
@@ -17,11 +18,9 @@ from oblrpo.scores import UnsupportedModelError
 PROMPT, RESPONSE = 3, 5
 """Tokens of each row's parts."""
 
-MIXES = {torch.float32: 1e-3}
-"""Nats by which a token's log-probability may change with another row's tokens, by the type of the arithmetic."""
-
-MIXES_SHORT = 0.5
-"""The same for shorter types, in which experts that get other tokens may round a token in another way."""
+MIXES, MIXES_SHORT = 1e-3, 0.5
+"""Nats by which a token's log-probability may change with another row's tokens: in float32, and in shorter types, in
+which experts that get other tokens may round a token in another way."""
 
 UNPACK = f"set {MODEL}.use_remove_padding=False."
 
@@ -46,7 +45,7 @@ def rehearse(engine: Any, exact_pairs: bool) -> None:
             f"along tokens, as hybrids have, which runs on from one packed row to the next; {UNPACK}"
         )
     change = float((_log_probs(engine, 1, packed, exact_pairs) - logp_C).abs().max())
-    if not change <= MIXES.get(engine._autocast_dtype, MIXES_SHORT):
+    if not change <= (MIXES_SHORT if rounds(engine) else MIXES):
         raise InputError(
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
             f"changes with the row before it, by {change:.2g} nats, as in linear attention, Mamba and convolutions "
@@ -72,24 +71,24 @@ def _log_probs(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> Tens
 
 def _rows(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> TensorDict:
     """Two outputs of one prompt, as a step hands them to the engine."""
-    whole = list(two_rows(PROMPT + RESPONSE, engine.module.config.get_text_config().vocab_size, shift))
+    rows = list(two_rows(PROMPT + RESPONSE, engine.module.config.get_text_config().vocab_size, shift))
     tensors = {
-        "input_ids": whole,
-        "position_ids": [torch.arange(len(ids)) for ids in whole],
-        "prompts": [ids[:PROMPT] for ids in whole],
-        "responses": [ids[PROMPT:] for ids in whole],
-        "response_mask": [torch.ones_like(ids[PROMPT:]) for ids in whole],
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(ids)) for ids in rows],
+        "prompts": [ids[:PROMPT] for ids in rows],
+        "responses": [ids[PROMPT:] for ids in rows],
+        "response_mask": [torch.ones_like(ids[PROMPT:]) for ids in rows],
     }
-    nested = {key: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for key, rows in tensors.items()}
-    data = tu.get_tensordict({**nested, "uid": ["rehearsal"] * len(whole)}, {})
+    nested = {key: torch.nested.as_nested_tensor(each, layout=torch.jagged) for key, each in tensors.items()}
+    data = tu.get_tensordict({**nested, "uid": ["rehearsal"] * len(rows)}, {})
     tu.assign_non_tensor(
         data,
         use_remove_padding=packed,
         use_dynamic_bsz=False,
         use_fused_kernels=False,
-        micro_batch_size_per_gpu=len(whole),
+        micro_batch_size_per_gpu=len(rows),
         temperature=1.0,
         calculate_entropy=True,
-        oblrpo_group_size=len(whole) if exact_pairs else 0,
+        oblrpo_group_size=len(rows) if exact_pairs else 0,
     )
     return data

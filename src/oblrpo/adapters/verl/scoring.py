@@ -59,16 +59,31 @@ def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDic
         Sketch(seed, settings.sketch_directions, settings.sketch_dimensions)
         for seed in tu.get_non_tensor_data(data, "oblrpo_sketch_seeds", [])
     ]
-    columns = _Columns(len(data), tu.get_non_tensor_data(data, "oblrpo_group_size", 0), sketches)
+    rows, G = len(data), tu.get_non_tensor_data(data, "oblrpo_group_size", 0)
+    columns = {NORM2: torch.zeros(rows, dtype=torch.float64)}
+    if G:
+        columns[GRAM] = torch.zeros(rows, G, dtype=torch.float64)
+    if sketches:
+        columns[SKETCH] = torch.zeros(rows, len(sketches) * sketches[0].dimensions)
+    lengths = data["input_ids"].offsets().diff().tolist()
+    by_token = {name: [torch.zeros(length) for length in lengths] for name in ("log_probs", "entropy")}
     for groups, counts in _micro_batches(engine, settings, data):
-        rows = list(chain.from_iterable(groups))
-        micro_batch = tu.index_select_tensor_dict(data, rows)
-        log_probs, entropy = _record(engine, tape, micro_batch, settings.exact_pairs, sketches)
-        if counts:
-            columns.add(rows, tape, log_probs, entropy)
-        if counts and settings.exact_pairs:
-            columns.add_gram(groups, tape.gram())
-    return columns.finish(data["input_ids"].offsets().diff().tolist())
+        chosen = list(chain.from_iterable(groups))
+        output = _record(engine, tape, tu.index_select_tensor_dict(data, chosen), settings.exact_pairs, sketches)
+        if not counts:
+            continue
+        columns[NORM2][chosen] = tape.norm2().double().cpu()
+        if sketches:
+            columns[SKETCH][chosen] = torch.cat([tape.sketch(*sketch).float().cpu() for sketch in sketches], 1)
+        for name, values in by_token.items():
+            for row, value in zip(chosen, output[name].unbind(), strict=True):
+                values[row] = value.float().cpu()
+        if settings.exact_pairs:
+            gram_SS, blocks = tape.gram(), torch.arange(len(chosen)).split([len(group) for group in groups])
+            for group, block in zip(groups, blocks, strict=True):
+                columns[GRAM][group, : len(group)] = gram_SS[block][:, block].double().cpu()
+    nested = {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in by_token.items()}
+    return nested | columns
 
 
 def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterator[tuple[list[list[int]], bool]]:
@@ -85,8 +100,8 @@ def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterato
         if indices is None:
             ends = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0).tolist()
             indices = [list(range(end - len(chunk), end)) for chunk, end in zip(chunks, ends, strict=True)]
-        wanted = [[row for row in rows if chosen is None or uids[row] in chosen] for rows in indices]
-        passes = [[rows] for rows in wanted if rows]
+        requested = [[row for row in rows if chosen is None or uids[row] in chosen] for rows in indices]
+        passes = [[rows] for rows in requested if rows]
     most = torch.tensor(len(passes), device=data["input_ids"].device)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
     for index in range(int(most)):
@@ -95,25 +110,25 @@ def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterato
 
 def _record(
     engine: Any, tape: ScoreTape, micro_batch: TensorDict, gram: bool, sketches: list[Sketch]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Record one forward and backward; return log-probabilities and entropies of every token, row by row."""
-    kept: dict[str, Tensor] = {}
+) -> dict[str, Tensor]:
+    """Record one forward and backward; return verl's columns, nested: log_probs and entropy of every token."""
+    output: dict[str, Tensor] = {}
 
     def capture(
         model_output: dict[str, Tensor], data: TensorDict, dp_group: Any = None
     ) -> tuple[Tensor, dict[str, Any]]:
         mask = data["response_mask"].to_padded_tensor(0)
         logps_SC = no_padding_2_padding(model_output["log_probs"], data)
-        kept["logps_S"] = (logps_SC.float() if logps_SC.dtype.itemsize < 4 else logps_SC).mul(mask).sum(1)
-        kept.update({name: value.detach() for name, value in model_output.items()})
-        return kept["logps_S"].detach().sum(), {}
+        output["logps_S"] = (logps_SC.float() if logps_SC.dtype.itemsize < 4 else logps_SC).mul(mask).sum(1)
+        output.update({name: value.detach() for name, value in model_output.items()})
+        return output["logps_S"].detach().sum(), {}
 
     with torch.enable_grad(), tape:
         engine.forward_step(micro_batch, loss_function=capture, forward_only=False)
         packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
         sequence_ids = _sequence_ids(engine, micro_batch) if packed else None
-        tape.record(kept["logps_S"], sequence_ids=sequence_ids, gram=gram, sketches=sketches)
-    return list(kept["log_probs"].unbind()), list(kept["entropy"].unbind())
+        tape.record(output["logps_S"], sequence_ids=sequence_ids, gram=gram, sketches=sketches)
+    return output
 
 
 def _sequence_ids(engine: Any, micro_batch: TensorDict) -> Tensor:
@@ -122,41 +137,3 @@ def _sequence_ids(engine: Any, micro_batch: TensorDict) -> Tensor:
     ids_L = torch.arange(len(lengths_S), device=lengths_S.device).repeat_interleave(lengths_S)
     fill = engine._get_packed_pad_size(len(ids_L))
     return torch.nn.functional.pad(ids_L, (0, fill), value=-1)[None]
-
-
-class _Columns:
-    """The columns of the rank's rows as far as they are known; rows of padding keep zeros."""
-
-    def __init__(self, rows: int, group_size: int, sketches: list[Sketch]) -> None:
-        self.log_probs: list[Tensor | None] = [None] * rows
-        self.entropy: list[Tensor | None] = [None] * rows
-        self._sketches = sketches
-        self.scores = {NORM2: torch.zeros(rows, dtype=torch.float64)}
-        if group_size:
-            self.scores[GRAM] = torch.zeros(rows, group_size, dtype=torch.float64)
-        if sketches:
-            self.scores[SKETCH] = torch.zeros(rows, len(sketches) * sketches[0].dimensions)
-
-    def add(self, rows: list[int], tape: ScoreTape, log_probs: list[Tensor], entropy: list[Tensor]) -> None:
-        """Put in the results of a micro-batch."""
-        self.scores[NORM2][rows] = tape.norm2().double().cpu()
-        for place, row in enumerate(rows):
-            self.log_probs[row], self.entropy[row] = log_probs[place].float().cpu(), entropy[place].float().cpu()
-        if self._sketches:
-            self.scores[SKETCH][rows] = torch.cat([tape.sketch(*spec).float().cpu() for spec in self._sketches], 1)
-
-    def add_gram(self, groups: list[list[int]], gram_SS: Tensor) -> None:
-        """Put in the inner products of a micro-batch, prompt by prompt."""
-        start = 0
-        for rows in groups:
-            block = slice(start, start + len(rows))
-            self.scores[GRAM][rows, : len(rows)] = gram_SS[block, block].double().cpu()
-            start = block.stop
-
-    def finish(self, lengths: list[int]) -> dict[str, Tensor]:
-        """Return all columns."""
-        nested = {}
-        for name, values in (("log_probs", self.log_probs), ("entropy", self.entropy)):
-            whole = [torch.zeros(n) if row is None else row for row, n in zip(values, lengths, strict=True)]
-            nested[name] = torch.nested.as_nested_tensor(whole, layout=torch.jagged)
-        return nested | self.scores

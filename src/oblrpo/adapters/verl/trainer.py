@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo import estimators
-from oblrpo.adapters.plain_state import from_json, to_json
+from oblrpo.adapters.plain_state import with_tensors, without_tensors
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import check_choice, check_config
@@ -25,6 +25,9 @@ from oblrpo.adapters.verl.settings import ESTIMATORS, read_settings
 from oblrpo.adapters.verl.worker import OBLRWorker
 from oblrpo.errors import InputError
 from oblrpo.step import StepBaseline
+
+STATE = "oblrpo_baseline.json"
+"""The file beside verl's own in a checkpoint."""
 
 
 @register_trainer("oblr_po")
@@ -39,10 +42,10 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._oblrpo = read_settings(OmegaConf.to_container(config.get("oblrpo") or OmegaConf.create({})))
         check_choice(config, self._oblrpo)
         with open_dict(config):
-            config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # all that workers are given
-            config.trainer.v1.trainer_mode = "sync"  # verl asks for this name in several places
+            config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # the only settings that reach the workers
+            config.trainer.v1.trainer_mode = "sync"  # verl compares this name in several places
         super().__init__(config)
-        name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators ask for none
+        name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators need none
         self._baseline = StepBaseline(name, "calibrated" if self._oblrpo.calibrated else "exact")
         self._facts: dict[str, Any] = {}  # what the update needs to know of its batch
         self._measured = False  # whether signal and noise ever were
@@ -59,7 +62,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         most = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         if len(batch) > most:
             raise InputError(
-                f"{len(batch)} rows, not the {most} asked for: agent loops that return several trajectories per "
+                f"{len(batch)} rows, not the {most} requested: agent loops that return several trajectories per "
                 "session would need several updates per batch, which oblr_po does not do."
             )
         if not self._oblrpo.exact_pairs:
@@ -85,9 +88,9 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         uids = [_uid(key) for key in batch.keys]
         outputs = self.config.actor_rollout_ref.rollout.n
         self._scores = BatchScores(self._oblrpo, self.global_steps, outputs, uids, self._measured)
-        batch.extra_info.update(self._scores.wanted())
+        batch.extra_info.update(self._scores.requests())
         batch = super()._compute_old_log_prob(batch, metrics)
-        for key in self._scores.wanted():
+        for key in self._scores.requests():
             batch.extra_info.pop(key, None)
         return batch
 
@@ -140,16 +143,12 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
             self._baseline.end_step(self._pass)
         return batch
 
-    def _state_file(self, folder: Path) -> Path:
-        return folder / "oblrpo_baseline.json"
-
     def _save_checkpoint(self) -> None:
         """Save as verl does, our file first, because verl ends by naming the checkpoint as the latest."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
-        state: dict[str, Any] = {name: to_json(part) for name, part in self._baseline.state_dict().items()}
-        state["measured"] = self._measured
-        self._state_file(folder).write_text(json.dumps(state))
+        state = without_tensors(self._baseline.state_dict()) | {"measured": self._measured}
+        (folder / STATE).write_text(json.dumps(state))
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -161,12 +160,12 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
             folder = Path(self.config.trainer.resume_from_path)
         else:
             folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        file = self._state_file(folder)
+        file = folder / STATE
         if not file.exists():
             raise InputError(f"{file} is missing: the checkpoint was written without oblr_po.")
         state = json.loads(file.read_text())
         self._measured = state.pop("measured")
-        self._baseline.load_state_dict({name: from_json(part) for name, part in state.items()})
+        self._baseline.load_state_dict(with_tensors(state))
 
 
 def _uid(key: str) -> str:
