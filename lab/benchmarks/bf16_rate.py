@@ -45,21 +45,21 @@ class Measured:
         """Make the update that lies in `.grad`; return its rate and KL."""
         begun, self.forwards = time.perf_counter(), 0
         if not self.schedule.rule.gauge.low_precision and before_SC is None:
-            before_SC = self.logp_SC(batch)
+            before_SC = self.token_logps_SC(batch)
         # Directions are no gradients, that a step could be compared with.
         self.schedule.step(NOISE, mean_length=float(batch.own_SC.sum(1).float().mean()), fresh=False)
         rate = self.schedule.learning_rates[0]
         self.optimizer.step()
         first_SC = 0.0 if before_SC is None else before_SC
-        kl, left = self.schedule.confine(lambda: (self.logp_SC(batch) - first_SC) * batch.own_SC)
+        kl, left = self.schedule.confine(lambda: (self.token_logps_SC(batch) - first_SC) * batch.own_SC)
         self.seconds = time.perf_counter() - begun
         return rate * left, kl
 
     @torch.no_grad()
-    def logp_SC(self, batch: Sequences) -> torch.Tensor:
+    def token_logps_SC(self, batch: Sequences) -> torch.Tensor:
         """log pi of every token."""
         self.forwards += 1
-        return self.policy.logps(batch).logp_SC
+        return self.policy.logps(batch).token_logps_SC
 
 
 class Adam:
@@ -126,7 +126,7 @@ def run(said: argparse.Namespace) -> list[dict[str, float]]:
                     p.copy_(before)
         del start
         row["forwards"] = bfloat16.forwards
-        row["float32"], row["kl_float32"] = float32.update(batch, logps.logp_SC.detach())
+        row["float32"], row["kl_float32"] = float32.update(batch, logps.token_logps_SC.detach())
         float32.optimizer.zero_grad()
         rows.append(row)
         print(" ".join(f"{key}={value:.4g}" for key, value in row.items()), flush=True)

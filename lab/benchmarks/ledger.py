@@ -55,8 +55,8 @@ def gradients(policy, sequences, rewards_PG: torch.Tensor, names: list[str]) -> 
         scale_PG = 1 / NORMALISATIONS[BASELINES[name].normalisation](rewards_PG) / (P * G)
         if BASELINES[name].by_token:
             with token_tape:
-                logp_SC = policy.logps(sequences).logp_SC
-                token_tape.record((logp_SC * (rewards_PG[..., None] - baseline).flatten(0, 1) * mask_SC).sum(1))
+                token_logps_SC = policy.logps(sequences).token_logps_SC
+                token_tape.record((token_logps_SC * (rewards_PG[..., None] - baseline).flatten(0, 1) * mask_SC).sum(1))
             token_tape.accumulate(scale_PG.flatten())
         else:
             tape.accumulate(((rewards_PG - baseline) * scale_PG).flatten())

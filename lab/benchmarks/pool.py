@@ -69,7 +69,7 @@ def draw(
         with tape:
             out = policy.logps(rollouts.sequences, 1.0)
             tape.record(out.logps_S)
-        pad = (0, longest - out.logp_SC.shape[1])
+        pad = (0, longest - out.token_logps_SC.shape[1])
         rows.append(rollouts.sequences)
         columns.append(
             (
@@ -104,9 +104,9 @@ def token_weighted(pool: Pool, weight: torch.Tensor, seed: int) -> tuple[torch.T
     tape, grams, sketches = ScoreTape(pool.policy.model), [], []
     for sequences, weight_MT in zip(pool.sequences, weight, strict=True):
         with tape:
-            logp_SC = pool.policy.logps(sequences).logp_SC
+            token_logps_SC = pool.policy.logps(sequences).token_logps_SC
             mask = sequences.own_SC
-            tape.record((logp_SC * weight_MT[:, : logp_SC.shape[1]].to(logp_SC) * mask).sum(1))
+            tape.record((token_logps_SC * weight_MT[:, : token_logps_SC.shape[1]].to(token_logps_SC) * mask).sum(1))
         grams.append(tape.gram().double())
         sketches.append(tape.sketch(seed, dimensions=SKETCH))
     return torch.stack(grams), torch.stack(sketches)

@@ -103,7 +103,7 @@ def fresh(policy: Policy, seed: int, length: int = 16) -> Sequences:
 @torch.no_grad()
 def logps(policy: Policy, sequences: Sequences) -> Tensor:
     """The log pi of every token that the policy drew, 0 elsewhere, (S, C)."""
-    return torch.where(sequences.own_SC.bool(), policy.logps(sequences).logp_SC, 0.0)
+    return torch.where(sequences.own_SC.bool(), policy.logps(sequences).token_logps_SC, 0.0)
 
 
 def drift(before: Policy, after: Policy, seed: int, length: int = 16) -> float:

@@ -75,12 +75,12 @@ def _is_inside(name: str) -> bool:
 MARK = "# SHA-256 of the settings below: "
 
 
-def marked(text: str) -> str:
+def with_checksum(text: str) -> str:
     """Return the text below a line with its checksum, which YAML takes for a comment."""
     return f"{MARK}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
 
 
-def is_as_marked(text: str) -> bool:
+def has_valid_checksum(text: str) -> bool:
     """Return whether a text is what `marked` wrote; one without its checksum is not."""
     first, _, rest = text.partition("\n")
     return first == MARK + hashlib.sha256(rest.encode()).hexdigest()

@@ -41,9 +41,9 @@ def saved_settings(output: str) -> TrainConfig:
 
 
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
-    """Refuse what cannot work, and what somebody has set that has no effect.
+    """Refuse what cannot work, and settings that were given and have no effect.
 
-    `given` are the settings that somebody has set, with how they are written there; they override those of the recipe,
+    `given` are the settings that were set, with how they are written there; they override those of the recipe,
     `base`.
     """
     from oblrpo.trainer.setup import check
@@ -158,7 +158,7 @@ def evaluate_rows(
         sampler = cache(lambda: make_sampler(policy, sampling, sampling.trust_remote_code))  # type: ignore[arg-type]
         graded, how_drawn = evaluate_saved(
             policy, sampler, problems[: sampling.limit or None], rewards, sampling, saved, ks, progress,
-            rewards.ask_ids,
+            rewards.needs_ids,
         )  # fmt: skip
     finally:
         rewards.close()

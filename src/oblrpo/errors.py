@@ -25,7 +25,7 @@ class DivergedError(InputError):
 
 
 def check_finite(what: str, values: Any) -> None:
-    """Tell a policy that has diverged from settings that cannot work: DivergedError if a value is NaN or infinite."""
+    """Raise DivergedError if a value is NaN or infinite: the policy has diverged, rather than settings being wrong."""
     if not values.isfinite().all():
         raise DivergedError(f"training has diverged: a {what} is NaN or infinite; lower learning_rate.", what)
 

@@ -59,8 +59,8 @@ class _Steady(io.TextIOWrapper):
         os.close(nowhere)
 
 
-def steady(keep_running: bool = True) -> None:
-    """Put such streams in the place of this process's; what somebody else has put there stays.
+def install_streams(keep_running: bool = True) -> None:
+    """Put such streams in the place of this process's; a replacement by another library stays.
 
     A descriptor 0, 1 or 2 that is closed leads to nowhere from now on. Else the next file that is opened would get its
     number, and what libraries and other processes print would go into that file. With `keep_running` the process

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 
 from oblrpo.errors import InputError
-from oblrpo.streams import steady
+from oblrpo.streams import install_streams
 
 START = 120.0  # seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine
 LONGEST = 2.0**20  # the longest time limit in seconds, twelve days; a longer one is cut to it, because timers overflow
@@ -152,7 +152,7 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     Whatever `answer` prints goes to standard error, and it has nothing to read. `memory` is the address space that the
     process may use, in bytes. What it has started ends with it. A fork of it that comes back from `answer` ends there.
     """
-    steady()  # before anything is opened: its parent's standard error may be closed, or nobody may read it
+    install_streams()  # before anything is opened: its parent's standard error may be closed, or nobody may read it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(2, 1)  # what a library prints

@@ -49,7 +49,7 @@ def test_the_gradients_that_the_ledger_is_checked_with_are_autograds(tiny_policy
             "token_mask_PGT": sequences.own_SC.view(2, 3, -1),
         }
         weight_PGT = rewards_PG[..., None] - baseline("otb", rewards_PG, **norms)
-    loss = (weight_PGT.detach().flatten(0, 1) * out.logp_SC * sequences.own_SC).sum() / 6
+    loss = (weight_PGT.detach().flatten(0, 1) * out.token_logps_SC * sequences.own_SC).sum() / 6
     expected = torch.cat([each.flatten() for each in torch.autograd.grad(loss, tiny_policy.parameters)]).double()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 

@@ -100,7 +100,7 @@ def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
         chosen = ids[-count:]
         logp = logits.log_softmax(-1)
         expected = {
-            "logp_SC": logp.gather(1, chosen[:, None])[:, 0],
+            "token_logps_SC": logp.gather(1, chosen[:, None])[:, 0],
             "entropy_SC": -(logp.exp() * logp).sum(-1),
             "logit_norm2_SC": 1 - 2 * logp.exp().gather(1, chosen[:, None])[:, 0] + logp.exp().square().sum(-1),
         }
@@ -242,7 +242,7 @@ def test_words_of_somebody_else_are_read_and_not_scored(tiny_policy):
     own_ST[0, batch.start + 2 : batch.start + 4] = 0
     turns = dataclasses.replace(batch, own_ST=own_ST)
     told = tiny_policy.logps(turns)
-    token_logps_SC = tiny_policy.logps(batch).logp_SC
+    token_logps_SC = tiny_policy.logps(batch).token_logps_SC
     expected_S = (token_logps_SC * turns.own_SC).sum(1)
     torch.testing.assert_close(told.logps_S, expected_S)
     assert told.logps_S[0] != tiny_policy.logps(batch).logps_S[0]

@@ -90,7 +90,7 @@ def test_tokens_are_given_to_rewards_as_in_trl_with_those_that_text_leaves_out(p
 
     names = ["python:f", path("tokens"), "length@0"]
     rewards = Rewards(DataTask("mine", []), names, functions={"python:f": watch})
-    assert rewards.ask_ids
+    assert rewards.needs_ids
     assert rewards(problems, rollouts.completions, rollouts.ids)[0] == [[2.0 + 9, 3.0 + 21]]
     assert seen == [[4, 5], [6, 7, 8]]
     with pytest.raises(InputError, match=r"completion_ids'; it can be given answer, prompts, completions;"):

@@ -122,7 +122,7 @@ def test_the_cache_goes_by_the_name_that_the_model_knows(name, monkeypatch):
 
     monkeypatch.setattr(type(model), "forward", old if name == "past_key_values" else new)
     found = decode(model, *padded_prompts(), G, LONGEST, {VOCABULARY}, PAD, Draw(0.0))
-    assert torch.equal(found.token_S, expected)
+    assert torch.equal(found.next_token_S, expected)
 
 
 def spying(model):
@@ -194,10 +194,10 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
         (Draw(0.7, entropy=True), (logits_V / 0.7).softmax(-1)),
         (Draw(1.0, 0.5, entropy=True), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
     ):
-        token_S, logp_S, entropy_S = draw(logits_V.expand(draws, -1))
-        torch.testing.assert_close(logp_S, probabilities_V.log()[token_S])
+        next_token_S, logp_S, entropy_S = draw(logits_V.expand(draws, -1))
+        torch.testing.assert_close(logp_S, probabilities_V.log()[next_token_S])
         torch.testing.assert_close(entropy_S, torch.special.entr(probabilities_V).sum().expand(draws))
-        count_V = torch.bincount(token_S, minlength=entries).double()
+        count_V = torch.bincount(next_token_S, minlength=entries).double()
         assert not count_V[probabilities_V == 0].any()
         often_V = draws * probabilities_V >= 5
         expected = torch.cat([draws * probabilities_V[often_V], draws * probabilities_V[~often_V].sum()[None]])
@@ -213,9 +213,9 @@ def test_the_most_probable_token_tells_nothing_of_its_draw(tiny_policy):
 
 
 def test_logits_that_are_no_numbers_are_told(tiny_policy):
-    token_S, *_ = Draw(1.0)(torch.tensor([[0.0, 1.0], [math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]]))
-    assert (token_S[1:] == -1).all()
-    assert token_S[0] >= 0
+    next_token_S, *_ = Draw(1.0)(torch.tensor([[0.0, 1.0], [math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]]))
+    assert (next_token_S[1:] == -1).all()
+    assert next_token_S[0] >= 0
     with torch.no_grad():
         next(iter(tiny_policy.parameters)).fill_(math.nan)
     with pytest.raises(DivergedError, match="lower learning_rate"):
@@ -267,7 +267,7 @@ def test_both_ways_sample_the_same_kind_of_thing(way, tiny_policy, monkeypatch):
         drawn = sample(policy, ["ab", "cdef"], 6, 12, 0.8, logps=True)
         sequences = drawn.sequences
         own_SC = sequences.own_SC.bool()
-        trainer_SC = policy.logps(sequences, 0.8).logp_SC.detach()
+        trainer_SC = policy.logps(sequences, 0.8).token_logps_SC.detach()
         assert drawn.sampler_logps_SC.dtype == torch.float32
         torch.testing.assert_close(drawn.sampler_logps_SC[own_SC], trainer_SC[own_SC], rtol=precision, atol=precision)
         assert (sequences.completion_SC[~own_SC] == policy.tokenizer.pad_token_id).all()

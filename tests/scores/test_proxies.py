@@ -283,10 +283,10 @@ def sampled(model, S, longest):
     mask_SC = (torch.arange(longest) < torch.randint(1, longest + 1, (S, 1))).long()
     logits_SCV = model(input_ids=ids_ST, use_cache=False).logits[:, :-1]
     logp_SCV = logits_SCV.log_softmax(-1)
-    logps_SC = logp_SCV.gather(2, ids_ST[:, 1:, None])[..., 0]
+    token_logps_SC = logp_SCV.gather(2, ids_ST[:, 1:, None])[..., 0]
     entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
-    features = Features.from_tokens(logit_norm2(logits_SCV, ids_ST[:, 1:]), logps_SC, entropy_SC, mask_SC)
-    return (logps_SC * mask_SC).sum(1), features
+    features = Features.from_tokens(logit_norm2(logits_SCV, ids_ST[:, 1:]), token_logps_SC, entropy_SC, mask_SC)
+    return (token_logps_SC * mask_SC).sum(1), features
 
 
 def test_on_a_language_model_it_agrees_at_least_as_well_as_the_fixed_proxies(case):

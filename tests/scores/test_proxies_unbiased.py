@@ -19,11 +19,11 @@ def tiny_language():
     mask_SC = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]])
     logits_SCV = logits_TV.expand(4, 3, 2)
     logp_SCV = logits_SCV.log_softmax(-1)
-    logps_SC = logp_SCV.gather(2, ids_SC[..., None])[..., 0]
-    logps_S = (logps_SC * mask_SC).sum(1)
+    token_logps_SC = logp_SCV.gather(2, ids_SC[..., None])[..., 0]
+    logps_S = (token_logps_SC * mask_SC).sum(1)
     scores_SN = torch.stack([torch.autograd.grad(each, logits_TV, retain_graph=True)[0].flatten() for each in logps_S])
     entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
-    features = Features.from_tokens(logit_norm2(logits_SCV, ids_SC), logps_SC, entropy_SC, mask_SC)
+    features = Features.from_tokens(logit_norm2(logits_SCV, ids_SC), token_logps_SC, entropy_SC, mask_SC)
     return logps_S.detach().exp(), scores_SN, features
 
 

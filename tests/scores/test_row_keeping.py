@@ -8,8 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from lab.benchmarks.families import EXACT, batches, build, logps
 from oblrpo.scores import ScoreTape, UnsupportedModelError, oracle
-from oblrpo.scores.functions import flat
-from oblrpo.scores.row_keeping import keeps_rows
+from oblrpo.scores.functions import flat, keeps_rows
 
 ROWS = 3
 

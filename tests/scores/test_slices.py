@@ -111,7 +111,7 @@ def test_groups_of_as_many_rows_are_one_run():
     order_N = by_count(owner_N)
     assert owner_N[order_N].tolist() == [0, 2, 4, 1, 1, 1, 3, 3, 3]
     slices = [Slice({}, torch.tensor([0, 4, 8, 1, 2, 3, 5, 6, 7])), Slice({}, torch.tensor([9, 10]))]
-    mine, rest = in_slices(slices, [1, 3, 1, 3, 3], 11)
+    mine, rest = in_slices(slices, [1, 3, 1, 3, 3])
     assert mine.runs == [Run(0, 1, [0, 2, 4]), Run(3, 3, [1, 3])]
     assert rest.runs == [Run(0, 2, [4])]
     assert mine.runs[1].of(slice(1, 4)) == (slice(3, 9), [0, 2])

@@ -99,10 +99,10 @@ def test_a_budget_of_tokens_changes_nothing(tiny_policy, samples, algorithm, tok
 def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, samples):
     """grad of the mean of rho A with rho = pi / pi_old; the baseline is weighted by rho^2 w."""
     sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
-    own_SC, logp_SC = sequences.own_SC, tiny_policy.logps(sequences).logp_SC.detach()
-    old_logp_SC = logp_SC + 0.3 * torch.randn_like(logp_SC)
-    old_logps_PG = (old_logp_SC * own_SC).sum(1).view(P, G)
-    gradient_of(learner_of(tiny_policy), samples, old_logp_SC=old_logp_SC)
+    own_SC, token_logps_SC = sequences.own_SC, tiny_policy.logps(sequences).token_logps_SC.detach()
+    old_token_logps_SC = token_logps_SC + 0.3 * torch.randn_like(token_logps_SC)
+    old_logps_PG = (old_token_logps_SC * own_SC).sum(1).view(P, G)
+    gradient_of(learner_of(tiny_policy), samples, old_token_logps_SC=old_token_logps_SC)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(sequences).logps_S).view(P, G)
@@ -116,11 +116,11 @@ def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, samples
 def test_several_updates_use_the_first_log_probabilities_as_old(tiny_policy, samples):
     learner = learner_of(tiny_policy, num_iterations=3, lr=0.01, schedule_floor=1.0)
     old, gradient = [], learner.gradient
-    learner.gradient = lambda *given: old.append(given[-1].old_logp_SC) or gradient(*given)
+    learner.gradient = lambda *given: old.append(given[-1].old_token_logps_SC) or gradient(*given)
     updates = learner.learn(samples).updates
     assert old[0] is None
-    assert old[1] is old[2] is updates[0].gradient.logp_SC
-    assert ((updates[2].gradient.logp_SC - old[2]).exp() - 1).abs().max() > 1e-3
+    assert old[1] is old[2] is updates[0].gradient.token_logps_SC
+    assert ((updates[2].gradient.token_logps_SC - old[2]).exp() - 1).abs().max() > 1e-3
 
 
 def test_the_update_has_the_rate_that_is_reported(tiny_policy, samples):
@@ -241,8 +241,8 @@ def test_auto_measures_the_kl_and_shortens_what_went_too_far(tiny_policy, sample
         learner.core.optimizer.register_step_pre_hook(lambda *_, into=taken: into.append(grads(tiny_policy)))
         update = learner.learn(samples).updates[0]
         assert all(p.grad is None for p in tiny_policy.parameters), "its room is given back"
-        own_SC, after_SC = sequences.own_SC, tiny_policy.logps(sequences).logp_SC.detach()
-        change_SC = ((after_SC - update.gradient.logp_SC) * own_SC)[::every].double()
+        own_SC, after_SC = sequences.own_SC, tiny_policy.logps(sequences).token_logps_SC.detach()
+        change_SC = ((after_SC - update.gradient.token_logps_SC) * own_SC)[::every].double()
         assert update.kl == pytest.approx(float((change_SC.exp() - 1 - change_SC).sum(1).mean()), rel=2e-3)
         tokens = float(sequences.lengths_S.double().mean())
         most = 4 * min(kl, tokens * FIRST**2)  # of the first update
@@ -264,7 +264,7 @@ def test_rounding_that_depends_on_the_batch_is_no_movement_where_it_is_to_be_exp
 
     def rounded(self, sequences, *more, **keywords):
         out = plain(self, sequences, *more, **keywords)
-        return dataclasses.replace(out, logp_SC=out.logp_SC + 1e-3 * sequences.count)
+        return dataclasses.replace(out, token_logps_SC=out.token_logps_SC + 1e-3 * sequences.count)
 
     monkeypatch.setattr(type(policy), "logps", rounded)
     learner = learner_of(policy, Algorithm("rloo", schedule="auto"), torch.optim.SGD, 1e-30)

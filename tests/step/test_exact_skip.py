@@ -131,9 +131,9 @@ def test_norms_are_those_of_all_outputs_in_a_step_that_compares_them(tiny_policy
 def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, measured_one_in=1)
     change = learner.core.movement.watch(gradient_of(learner, samples_of(rollouts, rewards_PG), 1))
-    own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
+    own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).token_logps_SC.detach()
     learner.core.optimizer.step()
-    after_SC = tiny_policy.logps(rollouts.sequences).logp_SC.detach()
+    after_SC = tiny_policy.logps(rollouts.sequences).token_logps_SC.detach()
     torch.testing.assert_close(change(), (after_SC - before_SC) * own_SC)
 
 

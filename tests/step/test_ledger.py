@@ -48,7 +48,9 @@ def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_poli
     baseline = estimators.baseline(name, rewards_PG, **inputs)
     out = tiny_policy.logps(sequences)
     if entry.by_token:
-        vectors = scores(tiny_policy, (out.logp_SC * (rewards_PG[..., None] - baseline).flatten(0, 1) * mask_SC).sum(1))
+        vectors = scores(
+            tiny_policy, (out.token_logps_SC * (rewards_PG[..., None] - baseline).flatten(0, 1) * mask_SC).sum(1)
+        )
     else:
         vectors = scores(tiny_policy, out.logps_S) * (rewards_PG - baseline).flatten()[:, None]
     vectors = vectors / NORMALISATIONS[entry.normalisation](rewards_PG).flatten()[:, None]

@@ -312,8 +312,8 @@ def test_the_update_measures_its_kl_on_valid_outputs(policy, batch):
     learner = learner_of(policy, dataclasses.replace(ALGORITHMS["rloo"], schedule="auto"), lr=1e-3)
     update = learner.learn(samples_of(rollouts, rewards_PG, VALID)).updates[0]
     rows = update.gradient.batch.valid_PG.flatten().nonzero().flatten()[::4]
-    own_SC, after_SC = rollouts.sequences.own_SC, policy.logps(rollouts.sequences).logp_SC.detach()
-    change_SC = ((after_SC - update.gradient.logp_SC) * own_SC)[rows].double()
+    own_SC, after_SC = rollouts.sequences.own_SC, policy.logps(rollouts.sequences).token_logps_SC.detach()
+    change_SC = ((after_SC - update.gradient.token_logps_SC) * own_SC)[rows].double()
     assert len(rows) == 3
     assert update.kl == pytest.approx(float((change_SC.expm1() - change_SC).sum(1).mean()), rel=1e-6)
 

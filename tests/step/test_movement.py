@@ -43,5 +43,8 @@ def test_where_the_policy_rounds_the_movement_is_log_pi_itself(tiny_policy, samp
     gradient = gradient_of(learner, samples)
     own_SC = gradient.batch.sequences.own_SC
     torch.testing.assert_close(
-        learner.core.movement.watch(gradient)(), torch.where(own_SC.bool(), gradient.logp_SC, 0.0), atol=0.05, rtol=0.05
+        learner.core.movement.watch(gradient)(),
+        torch.where(own_SC.bool(), gradient.token_logps_SC, 0.0),
+        atol=0.05,
+        rtol=0.05,
     )

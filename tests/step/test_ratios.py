@@ -37,8 +37,8 @@ def batch(tiny_policy):
     tiny_policy.model.double()
     torch.manual_seed(1)
     rollouts = sample(tiny_policy, ["a", "bcd", "ef", "ghij"], G, LONGEST, 1.0)
-    logp_SC = tiny_policy.logps(rollouts.sequences).logp_SC.detach()
-    old_SC = logp_SC + 0.3 * torch.randn_like(logp_SC)
+    token_logps_SC = tiny_policy.logps(rollouts.sequences).token_logps_SC.detach()
+    old_SC = token_logps_SC + 0.3 * torch.randn_like(token_logps_SC)
     return samples_of(rollouts, torch.randn(P, G, dtype=torch.float64)), old_SC
 
 
@@ -51,23 +51,23 @@ def grads(policy):
     return torch.cat([p.grad.flatten() for p in policy.parameters])
 
 
-def published(name, logp_SC, old_SC, own_SC, A_S1, low, high):
+def published(name, token_logps_SC, old_SC, own_SC, A_S1, low, high):
     """Each completion's loss as its authors write it, summed over its tokens; differentiated by autograd."""
-    ratio_SC = (logp_SC - old_SC).exp()
-    mean_S1 = ((logp_SC - old_SC) * own_SC).sum(1, keepdim=True) / own_SC.sum(1, keepdim=True)
+    ratio_SC = (token_logps_SC - old_SC).exp()
+    mean_S1 = ((token_logps_SC - old_SC) * own_SC).sum(1, keepdim=True) / own_SC.sum(1, keepdim=True)
     if name == "none":
-        loss_SC = -A_S1 * logp_SC
+        loss_SC = -A_S1 * token_logps_SC
     elif name == "sequence":
-        return -A_S1[:, 0] * ((logp_SC - old_SC) * own_SC).sum(1).exp()
+        return -A_S1[:, 0] * ((token_logps_SC - old_SC) * own_SC).sum(1).exp()
     elif name == "ppo":
         loss_SC = -torch.minimum(ratio_SC * A_S1, ratio_SC.clamp(1 - low, 1 + high) * A_S1)
     elif name == "gspo":  # times the length, which its own weighting 1 / n takes off again
         ratio_S1 = mean_S1.exp()
         return -torch.minimum(ratio_S1 * A_S1, ratio_S1.clamp(1 - low, 1 + high) * A_S1)[:, 0] * own_SC.sum(1)
     elif name == "cispo":
-        loss_SC = -ratio_SC.clamp(max=high).detach() * A_S1 * logp_SC
+        loss_SC = -ratio_SC.clamp(max=high).detach() * A_S1 * token_logps_SC
     else:
-        divergence_SC = (logp_SC.exp() - old_SC.exp()).abs().detach()  # total variation of {this token, another}
+        divergence_SC = (token_logps_SC.exp() - old_SC.exp()).abs().detach()  # total variation of {this token, another}
         away_SC = torch.where(A_S1 > 0, ratio_SC > 1, ratio_SC < 1)
         loss_SC = -A_S1 * ratio_SC * ~(away_SC & (divergence_SC > torch.where(A_S1 > 0, high, low)))
     return (loss_SC * own_SC).sum(1)
@@ -96,9 +96,9 @@ def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_polic
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     own_SC, A_S1 = sequences.own_SC, (rewards_PG - baseline_PG).flatten()[:, None]
-    logp_SC, bounds = tiny_policy.logps(sequences).logp_SC, learner.ratio.bounds
+    token_logps_SC, bounds = tiny_policy.logps(sequences).token_logps_SC, learner.ratio.bounds
     weight_S = 1 / own_SC.sum(1).double() if weighting == "sequence_mean" else torch.ones(P * G, dtype=torch.float64)
-    loss_S = published(name, logp_SC, old_SC, own_SC, A_S1, bounds.low, bounds.high) * weight_S
+    loss_S = published(name, token_logps_SC, old_SC, own_SC, A_S1, bounds.low, bounds.high) * weight_S
     coef_S = torch.full((P * G,), 1 / (P * G), dtype=torch.float64)
     group_norm2_P = oracle.accumulate(tiny_policy.model, loss_S, coef_S, G) * P**2
     expected = grads(tiny_policy)
@@ -140,9 +140,9 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
     if ratio.by_sign:
         baseline_PG = first_PG
     else:
-        weights = ratio_weights(ratio, out.logp_SC, old_SC, own_SC, torch.zeros(P * G))
-        weight_SC = weights.weight if ratio.by_token else torch.ones_like(out.logp_SC)
-        norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * own_SC).sum(1))
+        weights = ratio_weights(ratio, out.token_logps_SC, old_SC, own_SC, torch.zeros(P * G))
+        weight_SC = weights.weight if ratio.by_token else torch.ones_like(out.token_logps_SC)
+        norm2_S = oracle.norm2(tiny_policy.model, (out.token_logps_SC * weight_SC * own_SC).sum(1))
         inputs = baseline_inputs(own_SC.view(P, G, -1), norm2_S.view(P, G), out.logit_norm2_SC.view(P, G, -1))
         rho = {} if ratio.by_token else {"rho_PG": weights.weight.view(P, G)}
         baseline_PG = baseline(row.baseline, rewards_PG, valid_PG=seen_PG, **inputs, **rho)
@@ -150,7 +150,7 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
     coef_PG = WEIGHTINGS[row.weighting](lengths_PG, LONGEST, seen_PG) / seen_PG.sum(1, keepdim=True).clamp(min=1)
     coef_PG = coef_PG / NORMALISATIONS[row.normalisation](rewards_PG, seen_PG) / seen_PG.any(1).sum()
     A_S1 = (rewards_PG - baseline_PG).flatten()[:, None]
-    loss_S = published(name, out.logp_SC, old_SC, own_SC, A_S1, bounds.low, bounds.high)
+    loss_S = published(name, out.token_logps_SC, old_SC, own_SC, A_S1, bounds.low, bounds.high)
     (torch.where(seen_PG, coef_PG, 0).flatten() * torch.where(seen_PG.flatten(), loss_S, 0)).sum().backward()
     expected = grads(tiny_policy)
     assert float(expected.norm()) > 1e-3
@@ -167,7 +167,7 @@ def test_the_first_update_knows_no_ratio(tiny_policy, batch, name):
     gradient = gradient_of(learner, samples)
     assert torch.equal(grads(tiny_policy), expected)
     assert gradient.moments == first.moments
-    again = gradient_of(learner, samples, None, gradient.logp_SC, gradient.baseline_PG)
+    again = gradient_of(learner, samples, None, gradient.token_logps_SC, gradient.baseline_PG)
     torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-12, atol=0)
     assert again.moments.trace_cov == pytest.approx(first.moments.trace_cov, rel=1e-12)
     assert not any(clip_metrics(gradient.parts, learner.ratio).values())
@@ -180,8 +180,8 @@ def test_norms_of_the_baseline_are_those_of_the_weighed_score(tiny_policy, batch
     learner = learner_of(tiny_policy, Algorithm("oblr", ratio="cispo"), epsilon_high=1.1)
     gradient = gradient_of(learner, samples, None, old_SC)
     out = tiny_policy.logps(sequences)
-    weight_SC = (out.logp_SC.detach() - old_SC).exp().clamp(max=1.1)
-    norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * sequences.own_SC).sum(1))
+    weight_SC = (out.token_logps_SC.detach() - old_SC).exp().clamp(max=1.1)
+    norm2_S = oracle.norm2(tiny_policy.model, (out.token_logps_SC * weight_SC * sequences.own_SC).sum(1))
     torch.testing.assert_close(gradient.norm2_PG.flatten(), norm2_S, rtol=1e-9, atol=0)
     weighted_PG = norm2_S.view(P, G) * rewards_PG
     others_PG = (weighted_PG.sum(1, keepdim=True) - weighted_PG) / (
@@ -214,8 +214,8 @@ def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, corr
     plain = gradient_of(learner, samples, None, old_SC, fixed_PG)
     reported = samples_of(dataclasses.replace(samples.rollouts, sampler_logps_SC=sampler_SC), rewards_PG)
     gradient = gradient_of(learner, reported, None, old_SC, fixed_PG)
-    own_SC, logp_SC = sequences.own_SC, tiny_policy.logps(sequences).logp_SC.detach()
-    from_SC = logp_SC if name == "sequence" else old_SC
+    own_SC, token_logps_SC = sequences.own_SC, tiny_policy.logps(sequences).token_logps_SC.detach()
+    from_SC = token_logps_SC if name == "sequence" else old_SC
     rho_PG = ((from_SC - sampler_SC) * own_SC).sum(1).exp().clamp(max=3).view(P, G)
     wanted_PG = rho_PG if name == "sequence" else rho_PG * plain.rho_PG
     torch.testing.assert_close(gradient.rho_PG, wanted_PG if correction == "truncated" else plain.rho_PG)
@@ -225,9 +225,12 @@ def test_a_batch_that_is_clipped_away_changes_nothing(tiny_policy, batch):
     samples, _ = batch
     learner = learner_of(tiny_policy, Algorithm("rloo", ratio="gspo", schedule="auto"), lr=0.05, epsilon=0.0)
     sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
-    logp_SC, toward_PG = tiny_policy.logps(sequences).logp_SC.detach(), rewards_PG - rewards_PG.mean(1, True)
+    token_logps_SC, toward_PG = (
+        tiny_policy.logps(sequences).token_logps_SC.detach(),
+        rewards_PG - rewards_PG.mean(1, True),
+    )
     baseline_PG = rewards_PG - toward_PG
-    old_SC = logp_SC - toward_PG.sign().flatten()[:, None] * 0.1
+    old_SC = token_logps_SC - toward_PG.sign().flatten()[:, None] * 0.1
     before = [p.detach().clone() for p in tiny_policy.parameters]
     update = learner.update(gradient_of(learner, samples, None, old_SC, baseline_PG))
     assert update.learning_rate == 0

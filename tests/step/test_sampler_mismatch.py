@@ -131,8 +131,8 @@ def samples(tiny_policy):
 def truth(policy, rollouts):
     """Log pi - log mu of each completion and |.| of each token, once more from scratch."""
     mask_SC = rollouts.sequences.own_SC.bool()
-    logp_SC = policy.logps(rollouts.sequences, 0.8).logp_SC.detach()
-    delta_SC = (logp_SC - rollouts.sampler_logps_SC).where(mask_SC, torch.zeros(()).double())
+    token_logps_SC = policy.logps(rollouts.sequences, 0.8).token_logps_SC.detach()
+    delta_SC = (token_logps_SC - rollouts.sampler_logps_SC).where(mask_SC, torch.zeros(()).double())
     return delta_SC.sum(1), delta_SC[mask_SC].abs()
 
 
@@ -228,7 +228,7 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
     out, own_SC = tiny_policy.logps(sequences, 0.8), sequences.own_SC
     inputs = baseline_inputs(own_SC.view(3, G, -1), logit_norm2_PGT=out.logit_norm2_SC.view(3, G, -1))
     advantages_SC = (rewards_PG[..., None] - baseline("otb", rewards_PG, **inputs)).flatten(0, 1)
-    rows = oracle.scores(tiny_policy.model, (out.logp_SC * advantages_SC * own_SC).sum(1))
+    rows = oracle.scores(tiny_policy.model, (out.token_logps_SC * advantages_SC * own_SC).sum(1))
     vectors_SN = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]) * estimate.rho_PG.view(-1, 1)
     prompts_PN = vectors_SN.view(3, G, -1).mean(1)
     assert estimate.further["variance/otb"] == pytest.approx(float(prompts_PN.var(0).sum()) / 3, rel=1e-5)
@@ -243,9 +243,9 @@ def test_what_is_no_log_probability_is_refused(tiny_policy, samples, broken):
 
 def test_what_stands_behind_the_end_does_not_matter():
     mask_SC = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    logp_SC, reported_SC = torch.randn(2, 3), -torch.rand(2, 3)
-    clean = log_ratio(logp_SC, reported_SC, mask_SC)
-    spoilt = log_ratio(logp_SC.where(mask_SC > 0, math.nan), reported_SC.where(mask_SC > 0, math.nan), mask_SC)
+    token_logps_SC, reported_SC = torch.randn(2, 3), -torch.rand(2, 3)
+    clean = log_ratio(token_logps_SC, reported_SC, mask_SC)
+    spoilt = log_ratio(token_logps_SC.where(mask_SC > 0, math.nan), reported_SC.where(mask_SC > 0, math.nan), mask_SC)
     assert all(map(torch.equal, clean, spoilt))
     assert len(clean[1]) == 3
 
@@ -259,8 +259,8 @@ def test_the_policy_itself_reports_what_it_draws_from(tiny_policy, temperature):
     assert torch.equal(plain.sequences.completion_SC, drawn.sequences.completion_SC)
     assert plain.sampler_logps_SC is None
     mask_SC = drawn.sequences.own_SC.bool()
-    logp_SC = tiny_policy.logps(drawn.sequences, temperature).logp_SC.detach()
-    torch.testing.assert_close(drawn.sampler_logps_SC[mask_SC], logp_SC[mask_SC], rtol=1e-4, atol=1e-4)
+    token_logps_SC = tiny_policy.logps(drawn.sequences, temperature).token_logps_SC.detach()
+    torch.testing.assert_close(drawn.sampler_logps_SC[mask_SC], token_logps_SC[mask_SC], rtol=1e-4, atol=1e-4)
 
 
 def test_a_large_mismatch_is_reported_once():

@@ -49,7 +49,7 @@ def both(policy, samples, monkeypatch, algorithm, more=(), scores=None, **settin
 
 def are_alike(cut, whole):
     torch.testing.assert_close(cut[1], whole[1], rtol=1e-4, atol=1e-6)
-    for name in ("norm2_PG", "group_norm2_P", "baseline_PG", "advantages_PG", "logps_PG", "logp_SC", "rho_PG"):
+    for name in ("norm2_PG", "group_norm2_P", "baseline_PG", "advantages_PG", "logps_PG", "token_logps_SC", "rho_PG"):
         torch.testing.assert_close(getattr(cut[0], name), getattr(whole[0], name), rtol=1e-4, atol=1e-6)
     assert cut[0].entropy == pytest.approx(whole[0].entropy, rel=1e-5)
     assert cut[2] > whole[2]
@@ -69,8 +69,8 @@ def test_in_micro_batches_too(tiny_policy, samples, monkeypatch):
 @pytest.mark.parametrize("ratio", ["sequence", "ppo"])
 def test_under_ratios_to_an_old_policy(tiny_policy, samples, monkeypatch, ratio):
     sequences = samples.rollouts.sequences
-    logp_SC = tiny_policy.logps(sequences).logp_SC.detach()
-    old_SC = torch.where(sequences.own_SC.bool(), logp_SC + 0.3 * torch.randn_like(logp_SC), 0)
+    token_logps_SC = tiny_policy.logps(sequences).token_logps_SC.detach()
+    old_SC = torch.where(sequences.own_SC.bool(), token_logps_SC + 0.3 * torch.randn_like(token_logps_SC), 0)
     are_alike(*both(tiny_policy, samples, monkeypatch, "rloo", [old_SC], ratio=ratio))
 
 

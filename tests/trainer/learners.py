@@ -40,15 +40,18 @@ def samples_of(rollouts, rewards_PG, valid_PG=None):
     return Samples(rollouts, rewards_PG, torch.ones_like(rewards_PG).bool() if valid_PG is None else valid_PG)
 
 
-def gradient_of(learner, samples, step=None, old_logp_SC=None, baseline_PG=None):
+def gradient_of(learner, samples, step=None, old_token_logps_SC=None, baseline_PG=None):
     """The gradient of one pass over these samples, of which no update is made.
 
     It is that of a later update where the log-probabilities and the baseline of the first are given.
     """
     weights, batch = learner.weights(samples), learner.core.batch(samples)
-    if old_logp_SC is not None:
+    if old_token_logps_SC is not None:
         fixed_PG = baseline_PG if learner.ratio.by_sign else None
-        weights, batch = replace(weights, old_logp_SC=old_logp_SC), replace(batch, baseline_PG=fixed_PG, fresh=False)
+        weights, batch = (
+            replace(weights, old_token_logps_SC=old_token_logps_SC),
+            replace(batch, baseline_PG=fixed_PG, fresh=False),
+        )
     baseline = learner.core.baseline.begin(step, batch)
     return learner.gradient(samples, learner.chosen(batch, baseline, weights), baseline, weights)
 
@@ -60,6 +63,6 @@ def one_pass(learner, samples, step=0):
     further = learner.ledger.metrics(batch, core.baseline.prior, step, weights)
     gradient = learner.gradient(samples, learner.chosen(batch, baseline, weights), baseline, weights)
     further |= baseline.compare(gradient) | sampler_metrics(gradient.parts, learner.clip_max)
-    names = ("batch", "moments", "norm2", "group_norm2_P", "norm2_PG", "baseline_PG", "logps_PG", "logp_SC", "entropy",
-             "advantages_PG", "rho_PG")  # fmt: skip
+    names = ("batch", "moments", "norm2", "group_norm2_P", "norm2_PG", "baseline_PG", "logps_PG", "token_logps_SC",
+             "entropy", "advantages_PG", "rho_PG")  # fmt: skip
     return SimpleNamespace(**{name: getattr(gradient, name) for name in names}, further=further, baseline=baseline)

@@ -96,4 +96,4 @@ def test_another_series_of_trl_has_the_ledger_and_not_the_trainer():
         "    except ImportError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.count("this is TRL 1.0.0; install 'trl>=1.16,<1.17'") == 2
+    assert done.stdout.count("this is trl 1.0.0; install 'trl>=1.16,<1.17'") == 2

@@ -83,5 +83,5 @@ def update(policy, size=0.05):
 @torch.no_grad()
 def apart(policy, drawn, temperature=1.0):
     """Differences of the log-probabilities of policy and engine, of each token of the policy's own."""
-    off_SC = policy.logps(drawn.sequences, temperature).logp_SC - drawn.sampler_logps_SC
+    off_SC = policy.logps(drawn.sequences, temperature).token_logps_SC - drawn.sampler_logps_SC
     return off_SC[drawn.sequences.own_SC.bool()].abs()

@@ -8,7 +8,7 @@ from importlib import import_module
 from oblrpo import __version__
 from oblrpo.cli import interrupts
 from oblrpo.errors import InputError, check_current_folder, did_you_mean
-from oblrpo.streams import steady
+from oblrpo.streams import install_streams
 
 COMMANDS = ("train", "compare", "evaluate", "diagnose", "report", "export")
 
@@ -44,7 +44,7 @@ def carry_out(command: Callable[[list[str]], None], keep_running: bool = False) 
     """
     interrupts.catch()
     try:
-        steady(keep_running)
+        install_streams(keep_running)
         _explain(command, sys.argv[1:])
     except KeyboardInterrupt as stop:
         interrupts.report(str(stop))

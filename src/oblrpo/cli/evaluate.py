@@ -57,7 +57,7 @@ def run(argv: list[str]) -> None:
     """`oblrpo evaluate`."""
     command, flags, started = parse(EvaluateCommand(), argv, "oblrpo evaluate"), flags_in(argv), None
     if (model := checkpoint_of(command.model)) and (started := run_of(model)):
-        # The run that the model lies in says what the flags do not.
+        # The model's run has the settings that no flag sets.
         sampling, grading = as_in_run(started, bool(command.benchmark))
         command = parse(EvaluateCommand(sampling=sampling, grading=grading), argv, "oblrpo evaluate")
     _check(command, flags, started)

@@ -158,7 +158,7 @@ class Conductor:
                 self._report(run, f"failed: {error}")
 
     def _check(self, run: PlannedRun) -> None:
-        """Refuse what lies in the run's place if it was made with other settings; note if nothing is left to do."""
+        """Refuse a folder in the run's place that was made with other settings; note if nothing is left to do."""
         run.check_same()
         if run.is_done():
             self.ended[run.place] = ""

@@ -21,7 +21,7 @@ from oblrpo.compare.plan import Plan, PlannedRun
 from oblrpo.compare.spec import Variant
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.settings import PolicyConfig, TrainConfig
-from oblrpo.streams import steady
+from oblrpo.streams import install_streams
 
 STOPPED = 130  # the exit code of a process that was stopped and has saved its state
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -48,7 +48,7 @@ def _train(run: PlannedRun, processes: int) -> None:
     with run.log.open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    steady()  # a character that the locale does not have must not end a run
+    install_streams()  # a character that the locale does not have must not end a run
     try:
         _train_here(run, processes)
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ STEADY = 3.0  # that from which on it surely has
 SOLVED = 0.9  # the mean of a reward between 0 and 1 from which on there is next to nothing left to learn
 BESIDE = ("step", "epoch", "eval", "val", "skipped")  # what a row may have that says nothing of training
 VAST = 1e150  # the square of less is a number, too
-OVERFLOW = "reward, loss or gradient"  # what was not finite, where nobody says it
+OVERFLOW = "reward, loss or gradient"  # what was not finite, where it is not logged
 
 
 class Mean(NamedTuple):

@@ -1,4 +1,4 @@
-"""The diagnosis of a run that somebody's trainer has left, complete or so far."""
+"""The diagnosis of a run or of another trainer's log, complete or so far."""
 
 from __future__ import annotations
 

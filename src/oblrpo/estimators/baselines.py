@@ -75,8 +75,8 @@ def oblr(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
     It estimates b* = E[w F] / E[w], which minimises the trace of the gradient's covariance (OBLR-PO, theorem 7), from
     the outputs other than j; w are squared score norms || grad log pi(o|q) ||^2. In leverage form,
     F_j - b_j = (F_j - b) / (1 - h_j) with b = sum w F / sum w and h_j = w_j / sum w; here 1 - h_j is summed from the
-    others, so that a dominant w_j loses no digits. Where all other outputs have w = 0 nothing tells them
-    apart, and the baseline is RLOO's.
+    others, so that a dominant w_j loses no digits. Where all other outputs have w = 0 they cannot be
+    told apart, and the baseline is RLOO's.
     """
     weights_PG = norm2_PG * valid_PG
     others_PG = sum_of_others(weights_PG)
@@ -238,7 +238,7 @@ def baseline_inputs(
 def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:
     """The reward F~ = F - beta log(pi / pi_ref), taken as a constant: its policy gradient is that of J - beta KL.
 
-    Every baseline is formed from F~ as it would be from F. Whoever differentiates the log-ratio as well adds -beta s to
+    Every baseline is formed from F~ as it would be from F. A loop that differentiates the log-ratio as well adds -beta s to
     each score's coefficient, and subtracts b - beta instead of b. Log-ratios are unbounded, and with them
     assumption 4; clip them if they grow.
 

@@ -170,7 +170,7 @@ class MeasuredRate:
     def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
         """Measure the update and shorten it until its step takes at most what the user allows and 4 times the KL meant.
 
-        The first one is shortened to what was meant: nobody knew how far the rate goes that a run begins with.
+        The first one is shortened to what was meant: how far a run's first rate goes was not known.
         An update along u at a lower rate is the same update, shorter; the optimizer's own state does not depend on it.
 
         Args:

@@ -28,67 +28,69 @@ class Weights:
     """Where a bound took effect, of the same shape."""
 
 
-def ratio_weights(ratio: Ratio, logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S: Tensor) -> Weights:
-    """The weights of completions under the policy that gives the log-probabilities logp_SC.
+def ratio_weights(
+    ratio: Ratio, token_logps_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S: Tensor
+) -> Weights:
+    """The weights of completions under the policy that gives the log-probabilities token_logps_SC.
 
     Args:
         ratio: a row of `RATIOS`, or one with other bounds.
-        logp_SC: the log-probability of every token; what stands outside own_SC, NaN too, is ignored.
+        token_logps_SC: the log-probability of every token; what stands outside own_SC, NaN too, is ignored.
         old_SC: the same of the policy before the first update.
         own_SC: which tokens count.
         advantages_S: the advantages, of which only the sign matters, and that only if `by_sign`.
     """
     own_SC = own_SC.bool()
-    logp_SC, old_SC = (torch.where(own_SC, logps_SC.detach(), 0) for logps_SC in (logp_SC, old_SC))
-    return FUNCTIONS[ratio.function](logp_SC, old_SC, own_SC, advantages_S.detach()[:, None], ratio.bounds)
+    token_logps_SC, old_SC = (torch.where(own_SC, logps.detach(), 0) for logps in (token_logps_SC, old_SC))
+    return FUNCTIONS[ratio.function](token_logps_SC, old_SC, own_SC, advantages_S.detach()[:, None], ratio.bounds)
 
 
-def sequence(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+def sequence(token_logps_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
     """The importance weight of the whole completion, rho = pi(o|q) / pi_old(o|q)."""
-    return _unclipped((logp_SC - old_SC).sum(1, keepdim=True).exp())
+    return _unclipped((token_logps_SC - old_SC).sum(1, keepdim=True).exp())
 
 
-def none(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+def none(token_logps_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
     """The weight 1: later updates take the completions for their own policy's."""
-    return _unclipped(torch.ones_like(logp_SC[:, :1]))
+    return _unclipped(torch.ones_like(token_logps_SC[:, :1]))
 
 
-def ppo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+def ppo(token_logps_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
     """The weight r_t, but 0 where A > 0 and r_t > 1 + high, or A < 0 and r_t < 1 - low.
 
     The gradient of min(r_t A, clip(r_t, 1 - low, 1 + high) A). Schulman et al. 2017 (PPO), arXiv 1707.06347; Shao et
     al. 2024 (GRPO), arXiv 2402.03300.
     """
-    return _clipped((logp_SC - old_SC).exp(), advantages_S1, bounds)
+    return _clipped((token_logps_SC - old_SC).exp(), advantages_S1, bounds)
 
 
-def gspo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+def gspo(token_logps_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
     """As `ppo` with one ratio a completion, exp(sum_t l_t / n), the geometric mean of its tokens' ratios.
 
     Zheng et al. 2025 (GSPO), arXiv 2507.18071, whose loss has the loss weighting 1 / n, too.
     """
     lengths_S1 = own_SC.sum(1, keepdim=True).clamp(min=1)
-    return _clipped(((logp_SC - old_SC).sum(1, keepdim=True) / lengths_S1).exp(), advantages_S1, bounds)
+    return _clipped(((token_logps_SC - old_SC).sum(1, keepdim=True) / lengths_S1).exp(), advantages_S1, bounds)
 
 
-def cispo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+def cispo(token_logps_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
     """The weight min(r_t, high): no token is left out.
 
     MiniMax 2025 (CISPO), arXiv 2506.13585, with the bound that Khatri et al. 2025 (ScaleRL), arXiv 2510.13786, take.
     """
-    ratio_SC = (logp_SC - old_SC).exp()
+    ratio_SC = (token_logps_SC - old_SC).exp()
     return Weights(ratio_SC.clamp(max=bounds.high), ratio_SC > bounds.high)
 
 
-def dppo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+def dppo(token_logps_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
     """The weight r_t, but 0 where A > 0 and pi - pi_old > high, or A < 0 and pi_old - pi > low, of the token.
 
     Qi et al. 2026 (DPPO, with the total variation of taking the token or not), arXiv 2602.04879; without the truncation
     of r_t that they add where the sampler is another program (`sampler_correction` does that here).
     """
-    moved_SC = logp_SC.exp() - old_SC.exp()
+    moved_SC = token_logps_SC.exp() - old_SC.exp()
     outside_SC = ((advantages_S1 > 0) & (moved_SC > bounds.high)) | ((advantages_S1 < 0) & (moved_SC < -bounds.low))
-    return Weights((logp_SC - old_SC).exp().masked_fill(outside_SC, 0), outside_SC)
+    return Weights((token_logps_SC - old_SC).exp().masked_fill(outside_SC, 0), outside_SC)
 
 
 def _unclipped(ratio: Tensor) -> Weights:
@@ -101,4 +103,4 @@ def _clipped(ratio: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
 
 
 FUNCTIONS: dict[str, Callable[..., Weights]] = {row.function: globals()[row.function] for row in RATIOS.values()}
-"""The functions of `RATIOS`: of logp_SC, old_SC, own_SC, advantages_S1 and bounds; all are taken for constants."""
+"""The functions of `RATIOS`, of token_logps_SC, old_SC, own_SC, advantages_S1 and bounds, all taken for constants."""

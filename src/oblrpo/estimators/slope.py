@@ -1,7 +1,7 @@
-"""How long a step should be: theorem 4's least of the loss along an update, whose curvature nobody has to know.
+"""How long a step should be: theorem 4's least of the loss along an update, whose curvature need not be known.
 
 Let an update d move the policy by y = sqrt(KL / T) root-nats a token. Along it the gain in J is A y - C y^2 / 2, so
-that a step of A / C is best; theorem 4 bounds C by a constant that nobody knows. What can be seen is the slope at the
+that a step of A / C is best; theorem 4 bounds C by an unknown constant. What can be seen is the slope at the
 end of the step. The next batch has other prompts, so that its gradient g of J is unbiased where d has ended, and
 
     r = g'd / y,  E[r] = A - C y.

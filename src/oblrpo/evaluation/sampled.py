@@ -26,7 +26,7 @@ OF_DRAWS = ("samples", "temperature", "top_p", "problems_per_batch", "seed")
 """The settings, beside model, prompts and length, that completions depend on."""
 
 LONGEST = 2048
-"""Tokens of a completion at most, where nobody has said how many."""
+"""Most tokens of a completion, where it is not set."""
 
 
 class SavedCompletions:

@@ -43,7 +43,7 @@ def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
     model.generation_config = packed.generation_config
     # PEFT looks for a config beside the weights to see if adapters' model has grown tokens; in a file there is none.
     warnings.filterwarnings("ignore", message=r"Could not find a config file in .*\.gguf", category=UserWarning)
-    # What adapters call the model they belong to; transformers takes the folder that the file lies in.
+    # What adapters call the model they belong to; transformers takes the file's folder.
     model.name_or_path = model.config.name_or_path = str(Path(name).resolve())
     return model
 

@@ -37,7 +37,7 @@ class Logps:
 
     logps_S: Tensor
     """Log-probability of each completion, differentiable."""
-    logp_SC: Tensor
+    token_logps_SC: Tensor
     """Log-probability of each token, differentiable; values at padding mean nothing."""
     entropy_SC: Tensor
     """Entropy of each token's distribution, without gradient."""
@@ -49,8 +49,8 @@ class Logps:
     @property
     def features(self) -> Features:
         """The features that proxies of score norms use, without gradient."""
-        check_finite("log-probability", self.logp_SC[self.own_SC.bool()])
-        return Features.from_tokens(self.logit_norm2_SC, self.logp_SC, self.entropy_SC, self.own_SC)
+        check_finite("log-probability", self.token_logps_SC[self.own_SC.bool()])
+        return Features.from_tokens(self.logit_norm2_SC, self.token_logps_SC, self.entropy_SC, self.own_SC)
 
     @property
     def entropy(self) -> float:
@@ -59,7 +59,7 @@ class Logps:
 
     def detached(self) -> Logps:
         """Return the same without a graph."""
-        return replace(self, logps_S=self.logps_S.detach(), logp_SC=self.logp_SC.detach())
+        return replace(self, logps_S=self.logps_S.detach(), token_logps_SC=self.token_logps_SC.detach())
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,10 @@ class Policy:
         logits_SCV = take_columns(logits_SCV, column_SC - (first - 1))
         logits_SCV = logits_SCV.to(torch.promote_types(logits_SCV.dtype, torch.float32)) / temperature
         logp_SCV = logits_SCV.log_softmax(-1)
-        logp_SC = logp_SCV.gather(2, target_SC[..., None])[..., 0]
+        token_logps_SC = logp_SCV.gather(2, target_SC[..., None])[..., 0]
         with torch.no_grad():
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
-            return TokenLogps(logp_SC, entropy_SC, logit_norm2(logits_SCV, target_SC))
+            return TokenLogps(token_logps_SC, entropy_SC, logit_norm2(logits_SCV, target_SC))
 
     @cached_property
     @torch.no_grad()

@@ -64,19 +64,19 @@ class Rewards:
         except InputError:
             self.close()
             raise
-        self.ask_ids = any(
+        self.needs_ids = any(
             accepted(["completion_ids"], getattr(each, "takes", ())) for each, _ in self._rewards.values()
         )
         """Whether some are given the tokens of completions."""
 
-    def likenesses(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+    def digests_and_gaps(self) -> dict[str, tuple[str, tuple[str, ...]]]:
         """SHA-256 of what each reward of the user's is now, by name, empty if there is none; and what it lacks."""
         users = {name: reward for name, (reward, _) in self._rewards.items() if hasattr(reward, "takes")}
-        return {name: reward.likeness() for name, reward in users.items()}
+        return {name: reward.digest_and_gaps() for name, reward in users.items()}
 
     def digests(self) -> dict[str, str]:
         """The digests that can be had, by their names among the sources of a run."""
-        return {f"rewards {name}": digest for name, (digest, _) in self.likenesses().items() if digest}
+        return {f"rewards {name}": digest for name, (digest, _) in self.digests_and_gaps().items() if digest}
 
     def close(self) -> None:
         """End the processes; they start again when they are needed."""
@@ -120,7 +120,7 @@ class Rewards:
     ) -> list[float | None]:
         """Return the weighted sum for each completion, None where it is masked."""
         given = {**columns, "prompts": prompts, "completions": completions}
-        if ids is not None and self.ask_ids:
+        if ids is not None and self.needs_ids:
             given["completion_ids"] = ids()
         later = [name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)]
         values = {name: self._values(name, given) for name in self._rewards if name not in later}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError, shown
-from oblrpo.rewards.likeness import likeness
+from oblrpo.rewards.digest import digest_and_gaps
 from oblrpo.tasks.rows import native
 from oblrpo.workers import START, Worker, WorkerDied
 
@@ -45,7 +45,7 @@ class WorkerReward:
             raise InputError(refused)
         self.waits, self.takes, digest = reply["waits"], frozenset(reply["takes"]), reply["digest"]
         self._withheld: dict[str, str] = {}  # columns that were left out, and why
-        self.likeness = lambda: (digest, () if digest else ("its file",))
+        self.digest_and_gaps = lambda: (digest, () if digest else ("its file",))
 
     def __call__(self, /, **given: Any) -> Values:
         """Return the function's values.
@@ -96,10 +96,14 @@ class PythonReward:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.takes, self.waits, self.likeness = takes(function), waits(function), lambda: likeness(function)
+        self.takes, self.waits, self.digest_and_gaps = (
+            takes(function),
+            waits(function),
+            lambda: digest_and_gaps(function),
+        )
 
     def __call__(self, /, **given: Any) -> Values:
-        """Return the function's values; it gets lists of its own, so that what it does to them harms nobody."""
+        """Return the function's values; it gets lists of its own, so that changing them has no effect elsewhere."""
         own = {name: list(values) for name, values in given.items()}
         own["completions"] = as_messages(own["prompts"], own["completions"])
         own["prompts"] = [p if isinstance(p, str) else list(map(dict, p)) for p in own["prompts"]]

@@ -13,7 +13,7 @@ WIDTH = 256  # entries of the vocabulary that are summed at once
 class Drawn(NamedTuple):
     """One token a row."""
 
-    token_S: Tensor  # the token; -1 where the logits give no probabilities
+    next_token_S: Tensor  # the token; -1 where the logits give no probabilities
     logp_S: Tensor  # its log-probability, in nats
     entropy_S: Tensor | None = None  # the entropy of the distribution that it was drawn from, in nats
 
@@ -38,16 +38,16 @@ class Draw:
             warp: Any = TopPLogitsWarper(self.top_p)
             scores_SV = warp(None, scores_SV)
         probabilities_SV = scores_SV.softmax(-1)
-        token_S = choose(probabilities_SV)
-        drawn_S1 = token_S.clamp(min=0)[:, None]
+        next_token_S = choose(probabilities_SV)
+        drawn_S1 = next_token_S.clamp(min=0)[:, None]
         logp_S1 = probabilities_SV.gather(1, drawn_S1).log()
         if not self.entropy:
-            return Drawn(token_S, logp_S1[:, 0])
+            return Drawn(next_token_S, logp_S1[:, 0])
         # H = log Z - E[score], without a logarithm an entry; scores of -inf are never drawn and count 0.
         normaliser_S1 = scores_SV.gather(1, drawn_S1) - logp_S1
         finite_SV = scores_SV.clamp(min=torch.finfo(scores_SV.dtype).min)
         entropy_S = normaliser_S1[:, 0] - torch.linalg.vecdot(probabilities_SV, finite_SV)
-        return Drawn(token_S, logp_S1[:, 0], entropy_S)
+        return Drawn(next_token_S, logp_S1[:, 0], entropy_S)
 
 
 def choose(probabilities_SV: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ def choose(probabilities_SV: Tensor) -> Tensor:
     block_S1 = _place(sums_SK, uniform_2S1[0])
     index_SR = block_S1 * WIDTH + torch.arange(WIDTH, device=block_S1.device)
     inside_SR = probabilities_SV.gather(1, index_SR.clamp(max=entries - 1)).double() * (index_SR < entries)
-    token_S = index_SR.gather(1, _place(inside_SR, uniform_2S1[1]))[:, 0].clamp(max=entries - 1)
-    return token_S.where(sums_SK.sum(-1).isfinite(), -1)
+    next_token_S = index_SR.gather(1, _place(inside_SR, uniform_2S1[1]))[:, 0].clamp(max=entries - 1)
+    return next_token_S.where(sums_SK.sum(-1).isfinite(), -1)
 
 
 def _place(weights_SN: Tensor, uniform_S1: Tensor) -> Tensor:

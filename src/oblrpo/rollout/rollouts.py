@@ -37,12 +37,12 @@ class Rollouts:
 
     def at(self, index_S: Tensor) -> Rollouts:
         """The rows that an index names, in its order."""
-        sequences, logps_SC = self.sequences.at(index_S), self.sampler_logps_SC
+        sequences, token_logps_SC = self.sequences.at(index_S), self.sampler_logps_SC
         return Rollouts(
             sequences,
             [self.completions[row] for row in index_S.tolist()],
             self.clipped_S[index_S],
-            None if logps_SC is None else logps_SC[index_S, : sequences.own_SC.shape[1]],
+            None if token_logps_SC is None else token_logps_SC[index_S, : sequences.own_SC.shape[1]],
             None if self.entropy_S is None else self.entropy_S[index_S],
         )
 
@@ -57,7 +57,9 @@ def join(blocks: Sequence[Rollouts]) -> Rollouts:
         sequences,
         [text for block in blocks for text in block.completions],
         torch.cat([block.clipped_S for block in blocks]),
-        torch.cat([pad(logps_SC, (0, width - logps_SC.shape[1])) for logps_SC in logps]) if logps else None,
+        torch.cat([pad(token_logps_SC, (0, width - token_logps_SC.shape[1])) for token_logps_SC in logps])
+        if logps
+        else None,
         torch.cat(entropies) if entropies else None,
     )
 

@@ -77,11 +77,11 @@ def sample(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
             )
     if drawn is None:
-        completion_SC, logps_SC = _by_generate(
+        completion_SC, token_logps_SC = _by_generate(
             policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps
         )
     else:
-        completion_SC, logps_SC = drawn.token_S, drawn.logp_S
+        completion_SC, token_logps_SC = drawn.next_token_S, drawn.logp_S
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
     if drawn is not None and drawn.entropy_S is not None:
@@ -91,7 +91,7 @@ def sample(
         Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC),
         texts_of(policy, completion_SC, mask_SC),
         ~ended_SC.any(1),
-        logps_SC if logps else None,
+        token_logps_SC if logps else None,
         entropy_S,
     )
 

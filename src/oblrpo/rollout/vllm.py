@@ -114,8 +114,8 @@ class VLLMSampler:
         prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(G, 0) for values in self.policy.pad_prompts(rows))
         completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)
         width = completion_SC.shape[1]
-        logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
-        check_finite("log-probability", logps_SC)
+        token_logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
+        check_finite("log-probability", token_logps_SC)
         clipped_S = ~(ended(self.policy, completion_SC) & mask_SC.bool()).any(1)
         for output, row, clipped in zip(outputs, tokens, clipped_S.tolist(), strict=True):
             if clipped and len(row) != longest:
@@ -124,7 +124,7 @@ class VLLMSampler:
                 )
         sequences = Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
         texts = texts_of(self.policy, completion_SC, mask_SC)
-        return Rollouts(sequences, texts, clipped_S, logps_SC, entropy_of_logps(logps_SC, mask_SC))
+        return Rollouts(sequences, texts, clipped_S, token_logps_SC, entropy_of_logps(token_logps_SC, mask_SC))
 
     def sync(self, policy: Policy) -> None:
         """Copy the weights into the engine, forget what it cached under the old ones, and compare it with the policy.
@@ -169,7 +169,7 @@ class VLLMSampler:
         drawn = self._draw(rows, list(range(PROBES)), 1, length, temperature=1.0, top_p=1.0)
         assert drawn.sampler_logps_SC is not None
         own_SC = drawn.sequences.own_SC.bool()
-        ours, theirs = self.policy.logps(drawn.sequences).logp_SC[own_SC], drawn.sampler_logps_SC[own_SC]
+        ours, theirs = self.policy.logps(drawn.sequences).token_logps_SC[own_SC], drawn.sampler_logps_SC[own_SC]
         apart, differ = float((ours - theirs).abs().mean()), float((ours - ours.mean()).abs().mean())
         if not apart <= (most := ROUNDING[self.dtype] * (0.05 + differ)):
             raise InputError(
@@ -179,9 +179,9 @@ class VLLMSampler:
             )
 
 
-def entropy_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Tensor:
+def entropy_of_logps(token_logps_SC: Tensor, mask_SC: Tensor) -> Tensor:
     """Return an unbiased estimate of the entropy of draws, (S,): of a token drawn with probability p, -log p."""
-    return -(logps_SC * mask_SC.to(logps_SC)).sum(1)
+    return -(token_logps_SC * mask_SC.to(token_logps_SC)).sum(1)
 
 
 def _unpack_experts(model: Any) -> None:

@@ -62,7 +62,7 @@ def check_name(path: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """A name that nobody else writes to, neither another process of ours nor a user."""
+    """A name that nothing else writes to, neither another process of ours nor a user."""
     return path.with_name(f".{path.name}.{token_hex(4)}.partial")
 
 

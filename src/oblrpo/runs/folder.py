@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from oblrpo.checksums import damage, is_as_marked, marked, write_sums
+from oblrpo.checksums import damage, has_valid_checksum, with_checksum, write_sums
 from oblrpo.errors import InputError
 from oblrpo.runs.disk import sync, sync_folder, write_atomically
 from oblrpo.runs.identity import Identity
@@ -73,7 +73,7 @@ class RunFolder:
     def write_config(self, config: TrainConfig, identity: Identity) -> None:
         """Write the settings to `config.yaml`, and what else identifies the run, under their checksum."""
         text = yaml_text(flatten(config) | {IDENTITY: identity.plain() | {"given": list(config.given)}})
-        write_atomically(self.config_file, marked(text))
+        write_atomically(self.config_file, with_checksum(text))
 
     def identity(self) -> Identity:
         """What identifies the run among others with the same settings."""
@@ -86,13 +86,13 @@ class RunFolder:
         return with_file(TrainConfig(), self.config_file)
 
     def adjusted(self, config: TrainConfig) -> TrainConfig:
-        """`config` with the numbers that nobody has set as they were adjusted when the run began."""
+        """`config` with the numbers that were not set as they were adjusted when the run began."""
         saved = flatten(self.saved_config())
         return with_settings(config, {name: saved[name] for name in adjustable(config)}, "", ())
 
     def check_resumable(self, config: TrainConfig) -> None:
         """Refuse to resume under settings that would make it another run."""
-        if not is_as_marked(self.config_file.read_text("utf-8", errors="replace")):
+        if not has_valid_checksum(self.config_file.read_text("utf-8", errors="replace")):
             raise InputError(
                 f"{self.config_file} is not what the run wrote, or lacks its checksum: restore it, or start a new run "
                 "from a checkpoint with --model."
@@ -301,7 +301,7 @@ def checkpoint_of(model: str) -> str:
 
 
 def run_of(model: str) -> TrainConfig | None:
-    """Return the settings of the run that a checkpoint or its export lies in; None if it lies in none."""
+    """Return the settings of the run that a checkpoint or its export is part of; None if it is part of none."""
     path = Path(model)
     folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     inside = path.parent == folder.checkpoints or path == folder.path / "export"

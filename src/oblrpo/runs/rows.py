@@ -81,7 +81,7 @@ def is_of_a_step(row: Metrics) -> bool:
 
 
 def _has_all(row: Metrics) -> bool:
-    """Whether a row of a step of RL has what a run needs to go on from there; step 0 holds an accuracy alone."""
+    """Whether a row of a step of RL has what a run needs to resume from there; step 0 holds an accuracy alone."""
     if row["step"] == 0 and "reward" not in row:
         return True
     numbers = [key for key in MISMATCH if row.get(MISMATCH[0]) is not None]

@@ -8,21 +8,20 @@ cross terms count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-
-from oblrpo.scores.groups import Groups, runs
 
 CHUNK_ELEMENTS = 1 << 22
 """How many elements a temporary product may have; it is made for as many sequences or groups at a time as fit."""
 
 
 class _Matrix:
-    """The sizes of a matrix share, as its right factor tells them."""
+    """The sizes of a matrix share, as its right factor has them."""
 
     right: Tensor
     rows: int
@@ -92,15 +91,6 @@ class Recomputed(_Matrix):
         """The outer products of some of the sequences."""
         return Outer(self.left_of(rows), self.right[rows], self.rows)
 
-    def later(self, rows: slice) -> Recomputed:
-        """The share of some of the sequences, not made yet."""
-        start = rows.start
-
-        def left_of(some: slice) -> Tensor:
-            return self.left_of(slice(start + some.start, start + some.stop))
-
-        return replace(self, left_of=left_of, right=self.right[rows])
-
 
 @dataclass(frozen=True)
 class Vector:
@@ -108,68 +98,49 @@ class Vector:
 
     value_SC: Tensor
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences, S."""
-        return self.value_SC.shape[0]
-
-    def of(self, rows: slice) -> Vector:
-        """The gradients of some of the sequences."""
-        return Vector(self.value_SC[rows])
-
 
 Matrix: TypeAlias = Outer | Recomputed
 Contribution: TypeAlias = Matrix | Vector
 
 
-def some(parts: list[Contribution], rows: slice) -> list[Contribution]:
-    """The shares of some of the sequences."""
-    if rows == slice(0, parts[0].sequences):
-        return parts
-    return [part.later(rows) if isinstance(part, Recomputed) else part.of(rows) for part in parts]
+def runs(sizes: Sequence[int]) -> list[tuple[slice, int]]:
+    """The rows of neighbouring groups of one size, with the size; groups of these sizes follow each other in rows."""
+    result, start = [], 0
+    for size, same in groupby(sizes):
+        stop = start + size * len(list(same))
+        result.append((slice(start, stop), size))
+        start = stop
+    return result
 
 
-def multiply_out(parts: list[Matrix], rows: slice, out: Tensor) -> Tensor:
-    """The gradients themselves of the sequences in `rows`, written into `out`, (n, R, C)."""
-    first, *others = parts
-    total = _product(first.of(rows), None, 1, out)
-    for part in others:
-        total += _product(part.of(rows), None, 1)
-    return total
-
-
-def group_sums(parts: list[Contribution], coef_S: Tensor | None, groups: Groups, grad: Tensor) -> Tensor:
+def group_sums(parts: list[Contribution], coef_S: Tensor | None, sizes: Sequence[int], grad: Tensor) -> Tensor:
     """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, (P,).
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
     batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones.
     """
-    norms = [
-        _equal_group_sums(some(parts, rows), None if coef_S is None else coef_S[rows], size, grad)
-        for rows, size in runs(groups, parts[0].sequences)
-    ]
+    norms, outers = [], matrices(parts)
+    for rows, size in runs(sizes):
+        if not outers:
+            value_SC = vector_total(parts)[rows]
+            value_SC = value_SC if coef_S is None else value_SC * coef_S[rows, None]
+            group_PC = value_SC.view(-1, size, value_SC.shape[1]).sum(1)
+            grad += group_PC.sum(0).view_as(grad)
+            norms.append(group_PC.square().sum(-1))
+        elif all(part.is_lookup for part in outers):
+            (part,) = joined([part.of(rows) for part in outers])
+            assert isinstance(part, Outer)
+            owner_S = torch.arange(part.sequences, device=grad.device) // size
+            coef = None if coef_S is None else coef_S[rows]
+            norms.append(lookup_sums([(part, coef, owner_S)], part.sequences // size, grad))
+        else:
+            room = grad.numel() + size * max(part.room for part in outers)
+            for chunk in chunks((rows.stop - rows.start) // size, room):
+                some = slice(rows.start + chunk.start * size, rows.start + chunk.stop * size)
+                group_PRC = group_gradients(outers, coef_S, some, size)
+                grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
+                norms.append(row_norm2(group_PRC))
     return norms[0] if len(norms) == 1 else torch.cat(norms)
-
-
-def _equal_group_sums(parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor) -> Tensor:
-    """The same as `group_sums` for groups of one size."""
-    outers = matrices(parts)
-    groups = parts[0].sequences // group_size
-    if not outers:
-        value_SC = vector_total(parts)
-        value_SC = value_SC if coef_S is None else value_SC * coef_S[:, None]
-        group_PC = value_SC.view(groups, group_size, -1).sum(1)
-        grad += group_PC.sum(0).view_as(grad)
-        return group_PC.square().sum(-1)
-    if all(part.is_lookup for part in outers):
-        return _group_sums_of_lookups(outers, coef_S, group_size, grad)
-    norm2_P = []
-    for chunk in chunks(groups, grad.numel() + group_size * max(part.room for part in outers)):
-        rows = slice(chunk.start * group_size, chunk.stop * group_size)
-        group_PRC = group_gradients(outers, coef_S, rows, group_size)
-        grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
-        norm2_P.append(row_norm2(group_PRC))
-    return torch.cat(norm2_P)
 
 
 def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
@@ -182,7 +153,7 @@ def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, gro
     for piece in pieces:
         coef = None if coef_S is None else coef_S[piece]
         for part in parts:
-            product = _product(part.of(piece), coef, min(group_size, piece.stop - piece.start))
+            product = multiply_out(part.of(piece), coef, min(group_size, piece.stop - piece.start))
             total = product if total is None else total.add_(product)
     assert total is not None
     return total
@@ -214,11 +185,11 @@ def row_norm2(rows: Tensor) -> Tensor:
     if flat.shape[1] <= LINE:
         norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
         return norms.square()
-    whole = flat.shape[1] // LINE * LINE
-    lines: Tensor = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, LINE)), dim=-1)
-    if whole == flat.shape[1]:
+    in_lines = flat.shape[1] // LINE * LINE
+    lines: Tensor = torch.linalg.vector_norm(flat[:, :in_lines].unflatten(1, (-1, LINE)), dim=-1)
+    if in_lines == flat.shape[1]:
         return lines.square().sum(1)
-    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1)
+    rest: Tensor = torch.linalg.vector_norm(flat[:, in_lines:], dim=1)
     return lines.square().sum(1) + rest.square()
 
 
@@ -293,7 +264,7 @@ def sum_equal_rows(part: Outer, owner_S1: Tensor) -> tuple[Tensor, Tensor]:
     return key_N, rows_NC.index_add(0, slot_ST.flatten(), right.flatten(0, 1))
 
 
-def _product(part: Outer, coef_S: Tensor | None, group_size: int, out: Tensor | None = None) -> Tensor:
+def multiply_out(part: Outer, coef_S: Tensor | None, group_size: int, out: Tensor | None = None) -> Tensor:
     """Group gradients sum_{s in group} coef_s G_s, shape (groups, R, C)."""
     left, right = part.left, part.right
     groups = part.sequences // group_size
@@ -319,18 +290,19 @@ def _scaled(rows_STC: Tensor, coef_S: Tensor) -> Tensor:
     return scaled.to(rows_STC.dtype) if rows_STC.is_cuda else scaled
 
 
-def _group_sums_of_lookups(parts: list[Matrix], coef_S: Tensor | None, group_size: int, grad: Tensor) -> Tensor:
-    """The same as `group_sums` for embeddings, where only the rows that occur are touched."""
-    (part,) = joined(parts)
-    assert isinstance(part, Outer)
-    if coef_S is not None:
-        part = Outer(part.left, wide(part.right) * coef_S[:, None, None], part.rows)
-    owner_S1 = (torch.arange(part.sequences, device=grad.device) // group_size)[:, None]
-    return add_rows(*sum_equal_rows(part, owner_S1), part.sequences // group_size, grad)
+def lookup_sums(lookups: Sequence[tuple[Outer, Tensor | None, Tensor]], groups: int, grad: Tensor) -> Tensor:
+    """The same as `group_sums` for embeddings, where only the rows that occur are touched.
 
-
-def add_rows(key_N: Tensor, rows_NC: Tensor, groups: int, grad: Tensor) -> Tensor:
-    """Add rows with the keys group * R + index to `grad`, (R, C); return each group's squared norm, (P,)."""
+    Each part comes with the coefficients of its sequences, and with their groups.
+    """
+    sums = []
+    for part, coef_N, owner_N in lookups:
+        weighted = part if coef_N is None else replace(part, right=wide(part.right) * coef_N[:, None, None])
+        sums.append(sum_equal_rows(weighted, owner_N[:, None]))
+    key_N, rows_NC = sums[0]
+    if len(sums) > 1:
+        key_N, slot_N = torch.unique(torch.cat([key_N for key_N, _ in sums]), return_inverse=True)
+        all_rows = torch.cat([rows_NC for _, rows_NC in sums])
+        rows_NC = all_rows.new_zeros(len(key_N), grad.shape[-1]).index_add(0, slot_N, all_rows)
     grad.index_add_(0, key_N % len(grad), rows_NC)
-    norm2_P = rows_NC.new_zeros(groups)
-    return norm2_P.index_add(0, key_N // len(grad), rows_NC.square().sum(-1))
+    return rows_NC.new_zeros(groups).index_add(0, key_N // len(grad), rows_NC.square().sum(-1))

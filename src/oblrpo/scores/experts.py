@@ -1,7 +1,7 @@
 """Recorded forwards of batched expert weights, which act inside on tokens that are gathered from all rows.
 
 `forward_for(module)` gives a function `(module, tap, *args, **kwargs)` that computes what the module's forward does and
-passes every use of a parameter through `tap(names, input, output, ...)`, which returns the output to go on with.
+passes every use of a parameter through `tap(names, input, output, ...)`, which returns the output to continue with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Dispatch:
 
 ProductTap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch], Tensor]
 """Records output = input W' + b for the slices, dispatched to, of the parameters that are named {"weight": W} or
-{"transposed": W'} and {"bias": b}; returns the output to go on with."""
+{"transposed": W'} and {"bias": b}; returns the output to continue with."""
 
 Forward: TypeAlias = Callable[..., Any]
 

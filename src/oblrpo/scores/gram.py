@@ -20,7 +20,7 @@ def gram_of_parts(parts: list[Contribution]) -> Tensor:
     outers = matrices(parts)
     if not outers:
         return gram_of_rows(vector_total(parts))
-    S = parts[0].sequences
+    S = outers[0].sequences
     dense = _compact([part.of(slice(0, S)) for part in outers])
     rows, columns = dense[0].rows, dense[0].columns
     gram_SS = wide(dense[0].right[:0]).new_zeros(S, S)
@@ -78,7 +78,13 @@ def generator_for(seed: int, *key: int) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(mixed)
 
 
-def random_signs(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+def directions(rows: int, count: int, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Random directions in the space of a matrix' rows, (R, K), by which combinations of its rows are taken."""
+    directions_RK: Tensor = random_signs((rows, count), generator).to(like) / count**0.5
+    return directions_RK
+
+
+def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Independent random signs, +1 or -1, on the CPU."""
     signs: Tensor = 2.0 * torch.randint(2, shape, generator=generator, device="cpu") - 1
     return signs

@@ -1,4 +1,4 @@
-"""What an autograd graph tells of how it was made: for refusals that name the cause, and to be careful with it."""
+"""What an autograd graph shows of how it was made: for refusals that name the cause, and to be careful with it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from oblrpo.scores.rules import UnsupportedModelError
+REENTRANT = "reentrant activation checkpointing hides the layers from the tape; checkpoint with use_reentrant=False."
 
 
 def nodes(output: Tensor, into_layers: bool) -> Iterator[Any]:
@@ -43,16 +43,11 @@ def foreign_hooks() -> bool:
     return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile has compiled the module, as a twin of it or in place."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
 def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> str:
-    """What hid every layer of the model from the tape, as far as can be told."""
+    """What hid every layer of the model from the tape, as far as the graph shows."""
     functions = list(foreign_functions(logps_S))
     if any(function.__name__ == "CheckpointFunction" for function in functions):
-        return "reentrant activation checkpointing hides the layers from the tape; checkpoint with use_reentrant=False."
+        return REENTRANT
     if functions:
         names = ", ".join(sorted({function.__name__ for function in functions}))
         return f"the layers run inside an autograd function ({names}), which hides them from the tape."
@@ -65,32 +60,3 @@ def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> st
         "run the model inside the `with` block, with gradients enabled; it must be the model that the tape was given, "
         "and not its compiled twin (torch.compile)."
     )
-
-
-def backward(
-    logps_S: Tensor, coef_S: Tensor | None, root: Tensor, named: list[tuple[str, nn.Parameter]], keep_graph: bool
-) -> None:
-    """Run the backward of sum_s coef_s logps_s down to the root, which all taps reach."""
-    # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they were
-    # used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
-    try:
-        _, *grads = torch.autograd.grad(
-            logps_S,
-            [root, *(parameter for _, parameter in named)],
-            torch.ones_like(logps_S) if coef_S is None else coef_S,
-            allow_unused=True,
-            retain_graph=keep_graph,
-        )
-    except RuntimeError as error:
-        if "use_reentrant" in str(error):
-            raise UnsupportedModelError(
-                "reentrant activation checkpointing hides the layers from the tape; "
-                "checkpoint with use_reentrant=False."
-            ) from None
-        raise
-    for (name, _), grad in zip(named, grads, strict=True):
-        if grad is not None:
-            raise UnsupportedModelError(
-                f"{name} is used other than by calling its module (a fused or functional layer?); the score norms "
-                "would miss that use. Use the module's own forward, or scores.chunked_logps for a large head."
-            )

@@ -9,23 +9,25 @@ of single outputs, and nothing beyond the layer that the backward has reached.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.graphs import why_nothing_was_recorded
-from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.recorder import ForwardRecorder
+from oblrpo.scores.row_check import check_rows
 from oblrpo.scores.rules import wrapped_by_fsdp
 from oblrpo.scores.stores import Sums
 from oblrpo.scores.trainable_layers import ParameterPiece
 
 Self = TypeVar("Self", bound="RecordingTape")
+Groups: TypeAlias = int | Sequence[int]
+"""How many sequences are in each group: as many in all, or of each its own number. Groups follow each other in rows."""
 
 
 class RecordingTape(ABC):
@@ -57,7 +59,7 @@ class RecordingTape(ABC):
     ) -> None:
         self._recorder.stop()
 
-    def _check(self, logps_S: Tensor) -> None:
+    def _refuse_unusable(self, logps_S: Tensor) -> None:
         """Refuse log-probabilities that cannot be recorded."""
         if logps_S.ndim != 1:
             raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
@@ -73,11 +75,18 @@ class RecordingTape(ABC):
     def _why_nothing(self, logps_S: Tensor) -> str:
         return why_nothing_was_recorded(logps_S, self._recorder.ran_without_gradients)
 
+    def _sizes(self, coef_S: Tensor, group_size: Groups, S: int) -> list[int]:
+        """The size of each group; coefficients and groups that are not of so many sequences are refused."""
+        sizes = [group_size] * (S // max(1, group_size)) if isinstance(group_size, int) else list(group_size)
+        if coef_S.shape != (S,) or min(sizes, default=0) < 1 or sum(sizes) != S:
+            raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
+        return sizes
+
     def _add_sums(
-        self, pieces: Iterable[ParameterPiece], logps_S: Tensor, coef_S: Tensor, layout: Layout, groups: Groups
+        self, pieces: Iterable[ParameterPiece], logps_S: Tensor, coef_S: Tensor, layout: Layout, sizes: list[int]
     ) -> list[Tensor]:
         """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,)."""
-        sums = {piece: Sums(piece.wide_grad, groups) for piece in pieces}
+        sums = {piece: Sums(piece.wide_grad, sizes) for piece in pieces}
         with self._recorder.resumed(), torch.enable_grad():
             self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
         return [store.norm2_P for store in sums.values() if store.norm2_P is not None]
@@ -123,12 +132,12 @@ class GroupTape(RecordingTape):
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or the parameters are
                 sharded.
         """
-        self._check(logps_S)
+        self._refuse_unusable(logps_S)
         if any(map(wrapped_by_fsdp, self.model.modules())):
             raise ValueError("no gradient can be had of sharded parameters: take another backward.")
         layout = Layout(len(logps_S), self._recorder.tokens, sequence_ids)
-        if self._check_rows and len(logps_S) > 1:
-            self._recorder.check_rows(logps_S, layout)
+        if self._check_rows:
+            check_rows(self._recorder, logps_S, layout)
         self._recorded, self._used = (logps_S, layout), True
 
     @torch.no_grad()
@@ -150,12 +159,9 @@ class GroupTape(RecordingTape):
         if self._recorded is None:
             raise ValueError("call record(logps_S) inside the `with` block first; accumulate uses it up.")
         logps_S, layout = self._recorded
-        if coef_S.shape != logps_S.shape or not fit(group_size, len(coef_S)):
-            raise ValueError(
-                f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {len(logps_S)} sequences."
-            )
+        sizes = self._sizes(coef_S, group_size, len(logps_S))
         self.forget()
-        norms = self._add_sums(self._recorder.pieces, logps_S, coef_S.detach(), layout, group_size)
+        norms = self._add_sums(self._recorder.pieces, logps_S, coef_S.detach(), layout, sizes)
         if not norms:
             raise ValueError("nothing to accumulate: logps_S does not depend on any recorded module.")
         return sum_in_widest(norms)

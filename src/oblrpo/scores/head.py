@@ -164,7 +164,7 @@ class _HeadLogps(torch.autograd.Function):
                 grad_weight += left.flatten(0, 1).mT @ wide(hidden[rows]).flatten(0, 1)
             if grad_bias is not None:
                 grad_bias += left.sum((0, 1))
-        if call is not None and not call.collector.only_checks(call, grad_ST):
+        if call is not None and not call.collector.is_row_check(call, grad_ST):
             with torch.no_grad():
                 in_rows = call.collector.rows(call, *saved)
                 call.collector.deliver(call, _contributions(in_rows, left_of, weight, bias is not None))

@@ -90,16 +90,3 @@ def take(rows: Tensor, index_ST: Tensor) -> Tensor:
     taken = rows[index_ST.clamp(min=0)]
     missing_ST = index_ST < 0
     return taken.masked_fill(missing_ST.view(*missing_ST.shape, *[1] * (taken.ndim - 2)), 0)
-
-
-def rows_to_check(sequences: int, device: torch.device, every: bool = False) -> list[Tensor]:
-    """About half of the rows, (S,), such that in another order they are hardly ever the same rows.
-
-    With `every`, by each binary digit of the row's number those with 1 and those with 0 too, which tell any two apart.
-    """
-    golden, row_S = 0.6180339887, torch.arange(sequences, device=device)
-    chosen = [(row_S.double() * golden) % 1 >= 0.5]
-    for digit in range((sequences - 1).bit_length() if every else 0):
-        ones_S = (row_S >> digit) & 1 == 1
-        chosen += [ones_S, ~ones_S]
-    return chosen

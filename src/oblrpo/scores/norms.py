@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +11,6 @@ from oblrpo.scores.contributions import (
     Contribution,
     Matrix,
     Outer,
-    Vector,
     add_matmul,
     chunks,
     is_short_on_cuda,
@@ -36,30 +33,24 @@ def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
     outers = matrices(parts)
     if not outers:
         return vector_total(parts).square().sum(-1)
-    outers = joined(outers)
-    total_S = _norm2_one(outers[0], multiply)
-    for i, first in enumerate(outers):
-        if i:
-            total_S = total_S + _norm2_one(first, multiply)
-        for second in outers[i + 1 :]:
-            total_S = total_S + 2 * _inner(first, second)
-    return total_S
+    outers, terms = joined(outers), []
+    for i, part in enumerate(outers):
+        S = part.sequences
+        if isinstance(part, Outer) and part.is_lookup:
+            # Rows that share an index are added up, then squared: O(S T C).
+            key_N, rows_NC = sum_equal_rows(part, torch.arange(S, device=part.left.device)[:, None])
+            terms.append(rows_NC.new_zeros(S).index_add(0, key_N // part.rows, rows_NC.square().sum(-1)))
+        elif by_gram(part, multiply):
+            terms.append(gram_norm2([part]))
+        else:
+            pieces = map(part.of, chunks(S, part.rows * part.columns + part.room))
+            terms.append(torch.cat([row_norm2(matmul(piece.left.mT, piece.right)) for piece in pieces]))
+        terms += [2 * _inner(part, second) for second in outers[i + 1 :]]
+    return sum(terms[1:], terms[0])
 
 
-def _norm2_one(part: Matrix, multiply: bool | None) -> Tensor:
-    """Squared norms ||G_s||^2 of one part, by the exact way that costs least."""
-    S = part.sequences
-    if isinstance(part, Outer) and part.is_lookup:
-        # Rows that share an index are added up, then squared: O(S T C).
-        key_N, rows_NC = sum_equal_rows(part, torch.arange(S, device=part.left.device)[:, None])
-        return rows_NC.new_zeros(S).index_add(0, key_N // part.rows, rows_NC.square().sum(-1))
-    if _by_gram(part, multiply):
-        return gram_norm2([part])
-    pieces = map(part.of, chunks(S, part.rows * part.columns + part.room))
-    return torch.cat([row_norm2(matmul(piece.left.mT, piece.right)) for piece in pieces])
-
-
-def _by_gram(part: Matrix, multiply: bool | None) -> bool:
+def by_gram(part: Matrix, multiply: bool | None) -> bool:
+    """Whether the norms of a part come by Gram products."""
     if part.is_lookup or multiply is not None:
         return not part.is_lookup and not multiply
     # T x T Gram products need fewer multiplications, and the factors less room, than the R x C gradient.
@@ -76,10 +67,12 @@ def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
     size = -(-T // (1 if T < 64 else 2 if T < 256 else 4))
     norm2_S = []
     for rows in chunks(parts[0].sequences, size * size + sum(part.room for part in parts)):
-        some = [part.of(rows) for part in parts]
-        right, lefts = some[0].right, [part.left for part in some]
-        if not is_short_on_cuda(right):
-            right, lefts = wide(right), [wide(left) for left in lefts]
+        right, lefts = parts[0].right[rows], []
+        short = is_short_on_cuda(right)
+        for part in parts:
+            left = part.of(rows).left
+            lefts.append(left if short else wide(left))
+        right = right if short else wide(right)
         total_S = torch.zeros(len(right), dtype=torch.promote_types(right.dtype, torch.float32), device=right.device)
         for start in range(0, T, size):
             for other in range(start, T, size):
@@ -91,19 +84,6 @@ def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
                 total_S += (1 if start == other else 2) * product.sum((1, 2))
         norm2_S.append(total_S)
     return torch.cat(norm2_S)
-
-
-def total_norm2(all_parts: Iterable[list[Contribution]], multiply: bool | None = None) -> list[Tensor]:
-    """Squared norms whose sum is that over all these parameters; Gram products of a common input are taken once."""
-    norm2_S, sharing = [], defaultdict[Any, list[Matrix]](list)
-    for parts in all_parts:
-        first = parts[0]
-        if len(parts) == 1 and not isinstance(first, Vector) and _by_gram(first, multiply):
-            # All are alive, so equal addresses and shapes mean the same tensor.
-            sharing[first.right.data_ptr(), first.right.shape, first.right.stride()].append(first)
-        else:
-            norm2_S.append(norm2(parts, multiply))
-    return norm2_S + [gram_norm2(parts) for parts in sharing.values()]
 
 
 def _inner(first: Matrix, second: Matrix) -> Tensor:

@@ -1,8 +1,8 @@
 """The general way: every sequence's gradient of parameters without a rule, from one operation.
 
 An operation y = f(x, w), where w is computed from parameters alone (`DerivedTensor`), gives the gradient of w by vmap
-over rows of its vector-Jacobian product, and that of the parameters through what w was computed by. `tapped_operations`
-finds the operations.
+over rows of its vector-Jacobian product, and that of the parameters through what w was computed by. A product with a
+whole weight, or a lookup in one, keeps its factors instead (`factors_of`). `tapped_operations` finds the operations.
 """
 
 from __future__ import annotations
@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
+from torch.nn.functional import embedding, linear
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from oblrpo.scores.contributions import CHUNK_ELEMENTS, Contribution, Vector, wide
-from oblrpo.scores.rules import UnsupportedModelError
+from oblrpo.scores.contributions import CHUNK_ELEMENTS, Contribution, Outer, Vector, wide
+from oblrpo.scores.functions import name_of
+from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError, product
 from oblrpo.scores.trainable_layers import TrainableLayer
+
+_PRODUCTS = {linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
+_CASTS = {"to", "float", "double", "half", "bfloat16", "type", "type_as", "contiguous", "clone"}
+_TRANSPOSES = {"t", "T", "mT", "transpose"}
 
 
 class ParameterInPlace(NamedTuple):
@@ -167,3 +173,59 @@ def _over_rows(one_row: Callable[..., tuple[Tensor, ...]], rows: list[Tensor], e
 
 def _wide(tensor: Tensor) -> Tensor:
     return wide(tensor) if tensor.is_floating_point() else tensor
+
+
+def alias(func: Any, result: Tensor, derived: list[DerivedTensor]) -> bool | None:
+    """Whether a result is still its only source, or its transpose, as `DerivedTensor.transposed` says."""
+    (first, *others), name = derived, name_of(func)
+    if others or first.transposed is None or len(first.sources) != 1:
+        return None
+    if name in _CASTS and result.shape == first.tensor.shape:
+        return first.transposed
+    if name in _TRANSPOSES and result.ndim == 2 and result.shape == first.tensor.shape[::-1]:
+        return (not first.transposed) if result.stride() == first.tensor.stride()[::-1] else first.transposed
+    return None
+
+
+Factored: TypeAlias = tuple[Gradients, dict[str, ParameterInPlace], Tensor]
+"""What the tap of such an operation needs: its rule, its parameters by the names of the parts, and its input."""
+
+
+def factors_of(operation: Operation, args: Any, kwargs: Any, tokens: int) -> Factored | None:
+    """The factors of a product with a whole weight, or of a lookup in one; None if it is neither."""
+    func, derived = operation.function, {id(weight.tensor): weight for weight in operation.derived.values()}
+    if func is embedding:
+        return _lookup(operation, args, kwargs)
+    if func not in _PRODUCTS or set(kwargs) - {"bias"} or len(args) < 2:
+        return None
+    input, weight, bias = args[0], derived.get(id(args[1])), derived.get(id([*args[2:], *kwargs.values(), None][0]))
+    leads = input.shape[0] == operation.rows or (input.ndim == 2 and input.shape[0] == operation.rows * tokens)
+    if weight is None or weight.transposed is None or weight.tensor.ndim != 2 or not leads or input.ndim < 2:
+        return None
+    sources = {"transposed" if weight.transposed is (func is linear) else "weight": weight.sources[0]}
+    if bias is not None:
+        if bias.transposed is None:
+            return None
+        sources["bias"] = bias.sources[0]
+    return (product, sources, input) if len(operation.derived) == len(sources) else None
+
+
+def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
+    """A lookup in a whole weight."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    weight = next((derived for derived in operation.derived.values() if derived.tensor is given["weight"]), None)
+    if weight is None or weight.transposed is not False or given["input"].shape[0] != operation.rows:
+        return None
+    source, padding = weight.sources[0], given.get("padding_idx")
+    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+        raise UnsupportedModelError(f"{source.path}: no per-sequence gradient with max_norm or scale_grad_by_freq.")
+    vocabulary = len(source.in_place)
+
+    def rule(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
+        index_ST, right = call.input.reshape(len(call.input), -1), grad.reshape(grad.shape[0], -1, grad.shape[-1])
+        if padding is not None:
+            right = right.masked_fill((index_ST == padding % vocabulary)[..., None], 0)
+        return {"weight": Outer(index_ST, right, vocabulary)}
+
+    return rule, {"weight": source}, given["input"]

@@ -1,15 +1,12 @@
 """Slow, exact references with the meaning of `ScoreTape`: what it is tested against, and what a user can check with.
 
-Cost: `norm2` and `accumulate` run one backward per sequence; `norm2_vmap` holds S gradients of the whole model at once.
+They run one backward per sequence, and hold the S gradients of the model at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 
 def scores(model: nn.Module, logps_S: Tensor) -> list[list[Tensor]]:
@@ -36,26 +33,6 @@ def accumulate(model: nn.Module, logps_S: Tensor, coef_S: Tensor, group_size: in
             parameter.grad = g if parameter.grad is None else parameter.grad + g  # type: ignore[assignment]
         group_norm2.append(_norm2(group))  # type: ignore[arg-type]
     return torch.stack(group_norm2)
-
-
-def norm2_vmap(model: nn.Module, logp_of_row: Callable[..., Tensor], *batch: Tensor) -> Tensor:
-    """Squared score norms || grad_theta logp_of_row(model, *row) ||^2 by `torch.func`, shape (S,).
-
-    Args:
-        model: a module that `torch.func` can trace (transformers models need `attn_implementation="eager"`).
-        logp_of_row: gets a callable standing for the model and one row of each tensor of `batch`; returns a scalar.
-        *batch: tensors with S rows.
-    """
-    trainable = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-    def logp(parameters: dict[str, Tensor], *row: Tensor) -> Tensor:
-        def call(*args: Tensor, **kwargs: Tensor) -> Tensor:
-            return functional_call(model, parameters, args, kwargs)  # type: ignore[no-any-return]
-
-        return logp_of_row(call, *row)
-
-    gradients = vmap(grad(logp), in_dims=(None, *[0] * len(batch)))(trainable, *batch)
-    return torch.stack([g.flatten(1).square().sum(-1) for g in gradients.values()]).sum(0)
 
 
 def _norm2(score: list[Tensor]) -> Tensor:

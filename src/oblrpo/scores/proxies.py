@@ -1,6 +1,6 @@
 """Stand-ins for squared score norms, from a forward alone: for comparison, and to have weights before any backward.
 
-A leave-one-out baseline b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i asks one thing of its weights: w_i must be a
+A leave-one-out baseline b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i needs one thing of its weights: w_i must be a
 function of (prompt, output i) and of earlier steps. Given the prompt and the past, the other outputs are independent of
 output j, so E[b_j s_j] = E[b_j] E[s_j] = 0 and the gradient's mean is exactly grad J, however poor the weights; w_i may
 even depend on output i's own reward. A bad proxy costs variance only. What breaks it is a w_i that looks at another
@@ -101,13 +101,15 @@ class Features:
         return cls(*(torch.cat(values) for values in zip(*(vars(block).values() for block in blocks), strict=True)))
 
     @classmethod
-    def from_tokens(cls, logit_norm2_SC: Tensor, logps_SC: Tensor, entropy_SC: Tensor, mask_SC: Tensor) -> Features:
+    def from_tokens(
+        cls, logit_norm2_SC: Tensor, token_logps_SC: Tensor, entropy_SC: Tensor, mask_SC: Tensor
+    ) -> Features:
         """Sums over the tokens where mask_SC is not 0, taken as constants; what stands elsewhere, NaN too, is ignored.
 
         Raises:
             ValueError: the shapes differ, or as the class says.
         """
-        tokens = {"logit_norm2_SC": logit_norm2_SC, "logps_SC": logps_SC, "entropy_SC": entropy_SC}
+        tokens = {"logit_norm2_SC": logit_norm2_SC, "token_logps_SC": token_logps_SC, "entropy_SC": entropy_SC}
         for name, values in tokens.items():
             if mask_SC.ndim != 2 or values.shape != mask_SC.shape:
                 raise ValueError(f"{name} {tuple(values.shape)} and mask_SC {tuple(mask_SC.shape)} do not fit.")
@@ -159,7 +161,7 @@ def log_error(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor
 
 
 class CalibratedProxy:
-    """Weights from a regression log w ~ beta' x, fitted as training goes on to the exact norms of earlier steps.
+    """Weights from a regression log w ~ beta' x, fitted as training proceeds to the exact norms of earlier steps.
 
     x = (log T, log of the summed logit_norm2, mean log-prob a token, mean entropy a token), and a level common to all
     outputs that gives the norms' scale and cancels in a baseline. With x and y = log w less their group's mean, beta

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Dispatch
-from oblrpo.scores.graphs import backward, foreign_functions, foreign_hooks
-from oblrpo.scores.layout import Layout, rows_to_check
+from oblrpo.scores.graphs import REENTRANT, foreign_hooks
+from oblrpo.scores.layout import Layout
 from oblrpo.scores.operations import Operation, ParameterInPlace
 from oblrpo.scores.param_wrappers import ExpertPart
-from oblrpo.scores.row_check import KEPT_APART, way_of
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
@@ -35,7 +34,6 @@ from oblrpo.scores.trainable_layers import (
     look_up_per_row,
     replace_forward,
     scopes,
-    shared_prompts,
     trainable_layers,
     while_running,
 )
@@ -55,21 +53,21 @@ class ForwardRecorder:
         self._undo = ExitStack()
         self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         numbers = sum(p.numel() for p in model.parameters())
-        self._operations = OperationTapper(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation, numbers)
+        self.operations = OperationTapper(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation, numbers)
         self._begin()
 
     def _begin(self) -> None:
         self.layers = trainable_layers(self.model)
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
-        self.ran_without_gradients = self._foreign_hooks = False
+        self.ran_without_gradients = self.foreign_hooks = False
         self.next_forward()
 
     def next_forward(self) -> None:
         """Forget what the last forward has shown, because another begins."""
         self.batch_rows: int | None = None
         self.tokens: int | None = None
-        self._given: tuple[str, ...] = ()  # names of the arguments of the model's call
-        self._operations.forget()
+        self.given: tuple[str, ...] = ()  # names of the arguments of the model's call
+        self.operations.forget()
         for piece in self._pieces.values():
             piece.forget()
 
@@ -112,8 +110,8 @@ class ForwardRecorder:
 
     def _hook(self) -> None:
         undo = self._undo.callback
-        for prompt in shared_prompts(self.model):
-            undo(look_up_per_row(prompt))
+        for restore in look_up_per_row(self.model):
+            undo(restore)
         general = [layer for layer in self.layers.values() if layer.by_operations]
         for handle in self._hooks(general):
             undo(handle.remove)
@@ -126,7 +124,7 @@ class ForwardRecorder:
             if layer.inside is not None and layer.user is None and layer not in general:
                 forward = partial(layer.inside, layer.module, partial(self._tap_product, layer))
                 undo(replace_forward(layer.name, layer.module, forward))
-        undo(self._operations.stop)
+        undo(self.operations.stop)
         ACTIVE.append(self)
         undo(partial(ACTIVE.remove, self))
 
@@ -134,7 +132,7 @@ class ForwardRecorder:
         for name, module in self.model.named_modules():
             if wrapped_by_fsdp(module):
                 yield module.register_forward_pre_hook(partial(self._gather, name))
-        yield from self._operations.hooks(self.model, general)
+        yield from self.operations.hooks(self.model, general)
         for layer in self.layers.values():
             if layer.by_operations:
                 continue
@@ -160,7 +158,7 @@ class ForwardRecorder:
         shapes = [x.shape for x in (*first, *args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim >= 2]
         if shapes and torch.is_grad_enabled() and self.tokens is None:
             self.batch_rows, self.tokens = shapes[0][:2]
-            self._given = tuple(sorted(name for name, value in kwargs.items() if value is not None))
+            self.given = tuple(sorted(name for name, value in kwargs.items() if value is not None))
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         layer = self.layers[module]
@@ -191,7 +189,7 @@ class ForwardRecorder:
     def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, in which the operations on these parameters are seen."""
         self.ran_without_gradients |= not torch.is_grad_enabled()
-        with self._operations.of(layers):
+        with self.operations.of(layers):
             return type(module).forward(module, *args, **kwargs)
 
     def _tap_operation(
@@ -251,7 +249,7 @@ class ForwardRecorder:
                 piece.calls += 1
                 piece.tokens += math.prod(output_shape[:-1])
                 piece.only_lookups &= not input.is_floating_point()
-        self._foreign_hooks |= foreign_hooks()
+        self.foreign_hooks |= foreign_hooks()
         return TappedCall(self.collector, layer, gradients, pieces, dispatch, operation, recomputed=not counting)
 
     def backward(
@@ -265,40 +263,30 @@ class ForwardRecorder:
         """Run the backward of sum_s coef_s logps_s for activations; return the pieces whose output matters to logps_S.
 
         Every piece's shares go to its store when they are complete.
-        """
-        self._operations.check()
-        named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
-        autocast = torch.autocast(logps_S.device.type, enabled=False)  # ours are products of the types they are given
-        with self.collector.collecting(layout, stores), autocast:
-            backward(logps_S, coef_S, self.root, list(named.values()), keep_graph)
-            return self.collector.complete()
-
-    def check_rows(self, logps_S: Tensor, layout: Layout) -> None:
-        """Run the backward of some entries of logps_S, which must leave every layer's other rows without a gradient.
-
-        It is done once for each way of running the model (`row_check`), and again only where a function that may bring
-        rows together by what they hold ran around parameters without a rule. It is left out for sharded models, where
-        all ranks would have to, and where the graph holds functions or hooks of other libraries, which may not stand a
-        second backward.
 
         Raises:
-            UnsupportedModelError: other rows matter, or may, and cannot be looked at.
+            UnsupportedModelError: a parameter was used elsewhere, or a part of the model is hidden from the tape.
+            RuntimeError: whatever else autograd refuses.
         """
-        self._operations.check()
-        may_mix, kept_apart = self._operations.may_mix, KEPT_APART.setdefault(self.model, set())
-        sharded = any(map(wrapped_by_fsdp, self.model.modules()))
-        way = 0 if sharded else way_of(self.model, logps_S, layout, self._given)  # those are never looked at
-        if way in kept_apart and may_mix is None:
-            return
-        if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
-            if may_mix is None:
-                return
-            why = "parameters are sharded" if sharded else "functions or hooks of other libraries are in the graph"
-            raise UnsupportedModelError(
-                f"{may_mix} may bring rows of the batch together around parameters without a rule, which cannot be "
-                f"looked at where {why}."
-            )
-        every = any(layer.by_operations for layer in self.layers.values())
-        for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
-            self.collector.refuse_mixed(logps_S, self.root, layout, chosen_S)
-        kept_apart.add(way)
+        self.operations.refuse_doubtful()
+        # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they
+        # were used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
+        named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
+        inputs = [self.root, *(parameter for _, parameter in named.values())]
+        coef_S = torch.ones_like(logps_S) if coef_S is None else coef_S
+        autocast = torch.autocast(logps_S.device.type, enabled=False)  # ours are products of the types they are given
+        with self.collector.collecting(layout, stores), autocast:
+            try:
+                _, *grads = torch.autograd.grad(logps_S, inputs, coef_S, allow_unused=True, retain_graph=keep_graph)
+            except RuntimeError as error:
+                if "use_reentrant" in str(error):
+                    raise UnsupportedModelError(REENTRANT) from None
+                raise
+            for (name, _), grad in zip(named.values(), grads, strict=True):
+                if grad is not None:
+                    raise UnsupportedModelError(
+                        f"{name} is used other than by calling its module (a fused or functional layer?); the score "
+                        "norms would miss that use. Use the module's own forward, or scores.chunked_logps for a large "
+                        "head."
+                    )
+            return self.collector.complete()

@@ -26,7 +26,7 @@ class UnsupportedModelError(TypeError):
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One recorded forward call of a module: its `input`, (S, T, ...); its `output` too if the rule asks for it."""
+    """One recorded forward call of a module: its `input`, (S, T, ...); its `output` too if the rule needs it."""
 
     module: nn.Module
     input: Tensor

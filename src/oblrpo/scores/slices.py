@@ -10,14 +10,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution, Outer, sum_equal_rows, wide
-from oblrpo.scores.groups import Groups, runs
 from oblrpo.scores.stores import Factors, PerSequence, Store
 from oblrpo.scores.trainable_layers import ParameterPiece
 
@@ -70,12 +67,11 @@ class GroupsOfSlice:
     runs: list[Run]
 
 
-def in_slices(slices: Sequence[Slice], groups: Groups, sequences: int) -> list[GroupsOfSlice]:
-    """Where the groups of a batch are in its slices."""
-    sizes = [size for rows, size in runs(groups, sequences) for _ in range((rows.stop - rows.start) // size)]
+def in_slices(slices: Sequence[Slice], sizes: Sequence[int]) -> list[GroupsOfSlice]:
+    """Where the groups of a batch, of these sizes, are in its slices."""
     owner_S = torch.arange(len(sizes), device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
     order_of(slices)  # refuses what is no batch
-    found = []
+    places = []
     for each in slices:
         owner_N, of_slice, start = owner_S[each.rows_S.cpu()], list[Run](), 0
         for group, same in groupby(owner_N.tolist()):
@@ -85,8 +81,8 @@ def in_slices(slices: Sequence[Slice], groups: Groups, sequences: int) -> list[G
             else:
                 of_slice.append(Run(start, size, [group]))
             start += size
-        found.append(GroupsOfSlice(owner_N.to(each.rows_S.device), of_slice))
-    return found
+        places.append(GroupsOfSlice(owner_N.to(each.rows_S.device), of_slice))
+    return places
 
 
 def group_sums(
@@ -98,19 +94,20 @@ def group_sums(
     are runs.
     """
     groups = 1 + max(run.groups[-1] for place in places for run in place.runs)
-    held = [  # an expert may have no token of a slice
+    present = [  # an expert may have no token of a slice
         (store, place, coef_S[each.rows_S])
         for each, place in zip(slices, places, strict=True)
         if isinstance(store := each.stores.get(piece), Factors | PerSequence)
     ]
-    if all(isinstance(store, Factors) and _are_lookups(store.parts) for store, _, _ in held):
-        return _sums_of_lookups(held, groups, grad)
-    room = max(run.size * store.room for store, place, _ in held for run in place.runs)
+    if all(store.lookups for store, _, _ in present):
+        lookups = [(part, coef_N, place.owner_N) for store, place, coef_N in present for part in store.lookups]
+        return contributions.lookup_sums(lookups, groups, grad)
+    room = max(run.size * store.room for store, place, _ in present for run in place.runs)
     norm2_P = grad.new_zeros(groups)
     together = max(grad.numel() + room, 1 if grad.numel() < ALONE else contributions.CHUNK_ELEMENTS)
     for chunk in contributions.chunks(groups, together):
         total: Tensor | None = None
-        for store, place, coef_N in held:
+        for store, place, coef_N in present:
             for run in place.runs:
                 rows, inside = run.of(chunk)
                 if not inside:
@@ -125,20 +122,3 @@ def group_sums(
             grad += total.sum(0) if len(total) > 1 else total[0]
             norm2_P[chunk] = contributions.row_norm2(total)
     return norm2_P
-
-
-def _are_lookups(parts: Sequence[Contribution]) -> bool:
-    return all(isinstance(part, Outer) and part.is_lookup for part in parts)
-
-
-def _sums_of_lookups(held: Sequence[tuple[Any, GroupsOfSlice, Tensor]], groups: int, grad: Tensor) -> Tensor:
-    """The same for embeddings, where only the rows that occur are touched."""
-    found = []
-    for store, place, coef_N in held:
-        for part in store.parts:
-            weighted = Outer(part.left, wide(part.right) * coef_N[:, None, None], part.rows)
-            found.append(sum_equal_rows(weighted, place.owner_N[:, None]))
-    keys, rows = zip(*found, strict=True)
-    key_N, slot_N = torch.unique(torch.cat(keys), return_inverse=True)
-    rows_NC = rows[0].new_zeros(len(key_N), grad.shape[-1]).index_add(0, slot_N, torch.cat(rows))
-    return contributions.add_rows(key_N, rows_NC, groups, grad)

@@ -4,32 +4,69 @@
 |---|---|---|---|
 | Factors | inputs and output gradients, S T (R + C) | Gram products or multiplied out | yes |
 | PerSequence | the gradients, S R C | exact | yes, without another product |
-| NormsOnly | nothing | exact | in a second backward (`Sums`) |
-| Streamed | nothing; inner products and sketches if asked for | exact | none |
+| NormsOnly | nothing; inner products and sketches if requested | exact | in a second backward (`Sums`), or none |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions, gram, norms
-from oblrpo.scores.contributions import Contribution
-from oblrpo.scores.groups import Groups, runs
+from oblrpo.scores.contributions import Contribution, Matrix, Outer, Vector
+from oblrpo.scores.trainable_layers import ParameterPiece
+
+METHODS = ("auto", "gram", "instantiate", "two_pass", "streamed")
+"""The names that `ScoreTape(method=...)` takes."""
 
 
-class _Norms:
-    """A store that has taken the norms."""
+def choose_stores(method: str, pieces: list[ParameterPiece], sequences: int) -> dict[ParameterPiece, Store]:
+    """A store for each piece of the forward that was recorded (all methods but "streamed", which has one kind)."""
+    if method == "two_pass":
+        return {piece: NormsOnly() for piece in pieces}
+    stores: dict[ParameterPiece, Store] = {}
+    for piece in pieces:
+        if len(piece.shape) < 2 or (method == "auto" and _worth_keeping(piece, sequences)):
+            stores[piece] = PerSequence()
+        else:
+            stores[piece] = Factors({"gram": False, "instantiate": True}.get(method))
+    return stores
 
-    _norm2_S: Tensor
 
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        return self._norm2_S
+def _worth_keeping(piece: ParameterPiece, sequences: int) -> bool:
+    """Whether a matrix' gradients are kept multiplied out.
+
+    Where T (R + C) >= R C they are smaller than the factors and cost less than Gram products.
+    """
+    if len(piece.shape) != 2 or piece.only_lookups:
+        return False
+    rows, columns = piece.shape
+    size, tokens = piece.parameter.element_size(), piece.tokens / sequences
+    # Factors are of the parameter's type, products of float32 or wider.
+    return max(4, size) * rows * columns <= size * tokens * (rows + columns)
+
+
+def norm2_of(stores: dict[ParameterPiece, Store]) -> Tensor:
+    """Squared norms of the sequences' gradients over all stores, (S,)."""
+    known, norm2_S, sharing = list[Tensor](), list[Tensor](), defaultdict[Any, list[Matrix]](list)
+    for store in stores.values():
+        if not isinstance(store, Factors):
+            known.append(store.norm2_S)
+            continue
+        first = store.parts[0]
+        if len(store.parts) == 1 and not isinstance(first, Vector) and norms.by_gram(first, store.multiply):
+            # Layers with one input share its Gram products. All are alive: equal addresses mean the same tensor.
+            sharing[first.right.data_ptr(), first.right.shape, first.right.stride()].append(first)
+        else:
+            norm2_S.append(norms.norm2(store.parts, store.multiply))
+    norm2_S = known + norm2_S + [norms.gram_norm2(parts) for parts in sharing.values()]
+    # Gram products may round a norm of nothing to a little less than nothing.
+    return contributions.sum_in_widest(norm2_S).clamp(min=0)
 
 
 class Factors:
@@ -43,18 +80,20 @@ class Factors:
         """Take in the parameter's shares."""
         self.parts = parts
 
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        return norms.norm2(self.parts, self.multiply)
-
     @property
     def room(self) -> int:
         """How many elements must be made for each sequence before its gradient can be taken."""
-        return max(0 if isinstance(part, contributions.Vector) else part.room for part in self.parts)
+        return max(0 if isinstance(part, Vector) else part.room for part in self.parts)
 
-    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
+    @property
+    def lookups(self) -> list[Outer]:
+        """The parts if they are lookups, all of them; else nothing."""
+        lookups = [part for part in self.parts if isinstance(part, Outer) and part.is_lookup]
+        return lookups if len(lookups) == len(self.parts) else []
+
+    def group_sums(self, coef_S: Tensor, sizes: Sequence[int], grad: Tensor) -> Tensor:
         """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
-        return contributions.group_sums(self.parts, coef_S, groups, grad)
+        return contributions.group_sums(self.parts, coef_S, sizes, grad)
 
     def sums(self, rows: slice, coef_N: Tensor, size: int) -> Tensor:
         """The sums of coef_s G_s over groups of so many neighbouring rows, (groups, ...)."""
@@ -73,36 +112,37 @@ class Factors:
         outers = contributions.matrices(self.parts)
         if not outers:
             return contributions.vector_total(self.parts)
-        signs_RK = gram.random_signs((outers[0].rows, directions), generator).to(
-            contributions.wide(outers[0].right[:0])
-        )
-        return contributions.sketch(self.parts, signs_RK / directions**0.5).flatten(1)
+        directions_RK = gram.directions(outers[0].rows, directions, generator, contributions.wide(outers[0].right[:0]))
+        return contributions.sketch(self.parts, directions_RK).flatten(1)
 
 
-class PerSequence(_Norms):
+class PerSequence:
     """Multiplies out once and keeps the product: norms and any weighted sum need no second product."""
 
     room = 0
+    lookups: tuple[Outer, ...] = ()
 
     def take(self, parts: list[Contribution]) -> None:
         """Take in the parameter's shares."""
         outers = contributions.matrices(parts)
         if not outers:
             self._gradient_S = contributions.vector_total(parts)
-            self._norm2_S = contributions.row_norm2(self._gradient_S)
+            self.norm2_S = contributions.row_norm2(self._gradient_S)
             return
         first, norm2_S = outers[0], []
         self._gradient_S = contributions.wide(first.right[:0]).new_empty(first.sequences, first.rows, first.columns)
         room = max(part.room for part in outers)  # for factors that are made on the way
         for rows in contributions.chunks(first.sequences, first.rows * first.columns + room):
-            out = contributions.multiply_out(outers, rows, self._gradient_S[rows])
-            norm2_S.append(contributions.row_norm2(out))
-        self._norm2_S = torch.cat(norm2_S)
+            total = contributions.multiply_out(first.of(rows), None, 1, out=self._gradient_S[rows])
+            for part in outers[1:]:
+                total += contributions.multiply_out(part.of(rows), None, 1)
+            norm2_S.append(contributions.row_norm2(total))
+        self.norm2_S = torch.cat(norm2_S)
 
-    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
+    def group_sums(self, coef_S: Tensor, sizes: Sequence[int], grad: Tensor) -> Tensor:
         """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
         flat_SN = self._gradient_S.flatten(1)
-        norms = [_combine(flat_SN[rows], coef_S[rows], size, grad) for rows, size in runs(groups, len(flat_SN))]
+        norms = [_combine(flat_SN[rows], coef_S[rows], size, grad) for rows, size in contributions.runs(sizes)]
         return norms[0] if len(norms) == 1 else torch.cat(norms)
 
     def sums(self, rows: slice, coef_N: Tensor, size: int) -> Tensor:
@@ -119,36 +159,14 @@ class PerSequence(_Norms):
         gradient_S = self._gradient_S
         if gradient_S.ndim == 2:
             return gradient_S
-        signs_RK = gram.random_signs((gradient_S.shape[1], directions), generator).to(gradient_S)
-        combined_SKC: Tensor = (signs_RK / directions**0.5).T @ gradient_S
-        return combined_SKC.flatten(1)
+        directions_RK = gram.directions(gradient_S.shape[1], directions, generator, gradient_S)
+        return (directions_RK.T @ gradient_S).flatten(1)
 
 
-class NormsOnly(_Norms):
-    """Takes the norms and lets everything go."""
+class NormsOnly:
+    """Takes norms, and the inner products and sketches that are requested, and lets the gradients go."""
 
-    def take(self, parts: list[Contribution]) -> None:
-        """Take in the parameter's shares."""
-        self._norm2_S = norms.norm2(parts)
-
-
-class Sums:
-    """Adds up shares that carry their coefficients already, in the second pass of two, and lets them go."""
-
-    def __init__(self, wide_grad: Callable[[], AbstractContextManager[Tensor]], groups: Groups) -> None:
-        self._wide_grad, self._groups = wide_grad, groups
-        self.norm2_P: Tensor | None = None
-
-    def take(self, parts: list[Contribution]) -> None:
-        """Take in the parameter's shares."""
-        with self._wide_grad() as grad:
-            self.norm2_P = contributions.group_sums(parts, None, self._groups, grad)
-
-
-class Streamed(_Norms):
-    """Takes norms, inner products and sketches in the backward, and lets the gradients go."""
-
-    def __init__(self, wants_gram: bool, sketch: Callable[[Factors], None]) -> None:
+    def __init__(self, wants_gram: bool = False, sketch: Callable[[Factors], None] | None = None) -> None:
         self._wants_gram, self._sketch = wants_gram, sketch
         self._gram_SS: Tensor | None = None
 
@@ -158,17 +176,31 @@ class Streamed(_Norms):
         factors.take(parts)
         if self._wants_gram:
             self._gram_SS = factors.gram()
-        self._norm2_S = factors.norm2() if self._gram_SS is None else self._gram_SS.diagonal().clone()
-        self._sketch(factors)
+        self.norm2_S = norms.norm2(parts) if self._gram_SS is None else self._gram_SS.diagonal().clone()
+        if self._sketch is not None:
+            self._sketch(factors)
 
     def gram(self) -> Tensor:
-        """Inner products of all pairs of sequences' gradients, (S, S), if they were asked for."""
+        """Inner products of all pairs of sequences' gradients, (S, S), if they were requested."""
         if self._gram_SS is None:
-            raise ValueError('"streamed" takes inner products only if asked to: record(..., gram=True).')
+            raise ValueError('"streamed" takes inner products only if requested: record(..., gram=True).')
         return self._gram_SS
 
 
-Store: TypeAlias = Factors | PerSequence | NormsOnly | Streamed
+class Sums:
+    """Adds up shares that carry their coefficients already, in the second pass of two, and lets them go."""
+
+    def __init__(self, wide_grad: Callable[[], AbstractContextManager[Tensor]], sizes: Sequence[int]) -> None:
+        self._wide_grad, self._sizes = wide_grad, sizes
+        self.norm2_P: Tensor | None = None
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Take in the parameter's shares."""
+        with self._wide_grad() as grad:
+            self.norm2_P = contributions.group_sums(parts, None, self._sizes, grad)
+
+
+Store: TypeAlias = Factors | PerSequence | NormsOnly
 """The stores that know the norms."""
 
 Sink: TypeAlias = Store | Sums

@@ -14,15 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from oblrpo.scores import methods
 from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.gram import Sketch, Sketcher
-from oblrpo.scores.group_tape import RecordingTape
-from oblrpo.scores.groups import Groups, fit
+from oblrpo.scores.group_tape import Groups, RecordingTape
 from oblrpo.scores.layout import Layout
+from oblrpo.scores.row_check import check_rows
 from oblrpo.scores.rules import wrapped_by_fsdp
 from oblrpo.scores.slices import Slice, group_sums, in_slices, order_of
-from oblrpo.scores.stores import Factors, PerSequence, Store, Streamed
+from oblrpo.scores.stores import METHODS, Factors, NormsOnly, PerSequence, Store, choose_stores, norm2_of
 from oblrpo.scores.trainable_layers import ParameterPiece
 
 
@@ -48,7 +47,7 @@ class ScoreTape(RecordingTape):
             "gram", "instantiate": inputs and output gradients, norms by Gram products or by multiplying out.
             "two_pass": norms in one backward, the gradient in a second; holds nothing beyond autograd's own graph.
             Coefficients are rounded to the type of logps_S.
-            "streamed": norms, and what `record` is asked for, in the one backward; holds nothing and gives no gradient,
+            "streamed": norms, and what `record` is to take, in the one backward; holds nothing and gives no gradient,
             for loops that take theirs elsewhere. Parameters may be sharded by FSDP2 (`fully_shard`).
         check_rows: whether `record` checks that rows do not mix.
 
@@ -65,8 +64,8 @@ class ScoreTape(RecordingTape):
     """
 
     def __init__(self, model: nn.Module, method: str = "auto", *, check_rows: bool = True) -> None:
-        if method not in methods.METHODS:
-            raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
+        if method not in METHODS:
+            raise ValueError(f"no method {method!r}; there are {', '.join(METHODS)}.")
         self.method = method
         super().__init__(model, check_rows)
 
@@ -110,8 +109,8 @@ class ScoreTape(RecordingTape):
         Args:
             logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
             sequence_ids: (B, L), for packed rows: which sequence each input token belongs to, negative for none.
-            gram: for "streamed" only: whether `gram` will be asked for.
-            sketches: for "streamed" only: the arguments with which `sketch` will be.
+            gram: for "streamed" only: whether `gram` will be called.
+            sketches: for "streamed" only: the arguments with which `sketch` will be called.
             rows_S: which of a larger batch's rows these are, in any order; where groups with as many rows here are
                 neighbours, one product sums all of them. Its other rows are then recorded in the same `with`, each
                 once, by further forwards. `norm2` and `accumulate` are of the whole batch; `gram` and `sketch` cannot
@@ -122,7 +121,7 @@ class ScoreTape(RecordingTape):
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or an argument is
                 out of place.
         """
-        self._check(logps_S)
+        self._refuse_unusable(logps_S)
         if (gram or sketches) and self.method != "streamed":
             raise ValueError('record takes gram and sketches for method="streamed" only; others can do so later.')
         if self._slices and rows_S is None:
@@ -135,9 +134,9 @@ class ScoreTape(RecordingTape):
             if self.method == "streamed":
                 stores = self._streamed(S, gram, sketches)
             else:
-                stores = methods.choose(self.method, self._recorder.pieces, S)
-            if self._check_rows and S > 1:
-                self._recorder.check_rows(logps_S, layout)
+                stores = choose_stores(self.method, self._recorder.pieces, S)
+            if self._check_rows:
+                check_rows(self._recorder, logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
         except BaseException:
             self.forget()  # a refused record leaves nothing to read
@@ -164,24 +163,17 @@ class ScoreTape(RecordingTape):
             for sketcher in self._sketchers.values():
                 sketcher.add(self._places[id(piece.parameter)], piece.index, gradients.sketch)
 
-        return {piece: Streamed(gram, partial(sketch, piece)) for piece in self._recorder.pieces}
+        return {piece: NormsOnly(gram, partial(sketch, piece)) for piece in self._recorder.pieces}
 
     @torch.no_grad()
     def norm2(self) -> Tensor:
         """Squared score norms || grad_theta logps_S[s] ||^2 over all trainable parameters, shape (S,)."""
         self._need_record()
         if self._norm2_S is None:
-            norm2_S = torch.cat([self._norm2(stores) for stores in self._forwards()])
-            if self._slices:
-                norm2_S = norm2_S[order_of(self._slices)]
-            self._norm2_S = norm2_S
+            with self._no_autocast():
+                norm2_S = torch.cat([*map(norm2_of, self._forwards())])
+            self._norm2_S = norm2_S[order_of(self._slices)] if self._slices else norm2_S
         return self._norm2_S
-
-    def _norm2(self, stores: dict[ParameterPiece, Store]) -> Tensor:
-        with self._no_autocast():
-            norms = methods.norm2(list(stores.values()))
-        # Gram products may round a norm of nothing to a little less than nothing.
-        return sum_in_widest(norms).clamp(min=0)
 
     def _forwards(self) -> list[dict[ParameterPiece, Store]]:
         return [each.stores for each in self._slices] or [self._stores]
@@ -206,15 +198,13 @@ class ScoreTape(RecordingTape):
             raise ValueError(
                 'no gradient can be had from "streamed", nor of sharded parameters: take another backward.'
             )
-        if coef_S.shape != ((S := self._sequences),) or not fit(group_size, S):
-            raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
-        coef_S = coef_S.detach()
+        sizes, coef_S = self._sizes(coef_S, group_size, self._sequences), coef_S.detach()
         if self.method == "two_pass":
             if self._graph is None:
                 raise ValueError('"two_pass" frees its graph in accumulate; record again.')
             (logps_S, layout), self._graph = self._graph, None
-            return sum_in_widest(self._add_sums(self._stores, logps_S, coef_S, layout, group_size))
-        norms, places = [], in_slices(self._slices, group_size, S) if self._slices else []
+            return sum_in_widest(self._add_sums(self._stores, logps_S, coef_S, layout, sizes))
+        norms, places = [], in_slices(self._slices, sizes) if self._slices else []
         for piece in dict.fromkeys(piece for stores in self._forwards() for piece in stores):
             with self._no_autocast(), piece.wide_grad() as grad:
                 coef = coef_S.to(grad.dtype)
@@ -223,7 +213,7 @@ class ScoreTape(RecordingTape):
                     continue
                 store = self._stores[piece]
                 assert isinstance(store, Factors | PerSequence)  # the others are above
-                norms.append(store.group_sums(coef, group_size, grad))
+                norms.append(store.group_sums(coef, sizes, grad))
         return sum_in_widest(norms)
 
     @torch.no_grad()
@@ -233,11 +223,11 @@ class ScoreTape(RecordingTape):
         They take about S / (3 T) plain steps.
 
         Raises:
-            ValueError: the method keeps no gradients ("two_pass"), or was not asked in time ("streamed").
+            ValueError: the method keeps no gradients ("two_pass"), or was not requested in time ("streamed").
         """
         if self.method == "streamed":
             self._need_record()
-            return sum_in_widest([store.gram() for store in self._stores.values() if isinstance(store, Streamed)])
+            return sum_in_widest([store.gram() for store in self._stores.values() if isinstance(store, NormsOnly)])
         with self._no_autocast():
             return sum_in_widest([store.gram() for store in self._holding_gradients().values()])
 
@@ -254,12 +244,12 @@ class ScoreTape(RecordingTape):
             dimensions: L; it falls as 1 / sqrt(L), memory grows as S L.
 
         Raises:
-            ValueError: the method keeps no gradients ("two_pass"), or was not asked in time ("streamed").
+            ValueError: the method keeps no gradients ("two_pass"), or was not requested in time ("streamed").
         """
         spec = Sketch(seed, directions, dimensions)
         if self.method == "streamed":
             if spec not in self._sketchers:
-                raise ValueError(f'"streamed" takes sketches only if asked to: record(..., sketches=[{spec}]).')
+                raise ValueError(f'"streamed" takes sketches only if requested: record(..., sketches=[{spec}]).')
             return self._sketchers[spec].sketch_SL
         stores = self._holding_gradients()
         sketcher = Sketcher(spec, self._sequences, next(self.model.parameters()).device)

@@ -35,32 +35,24 @@ class ShareCollector:
         self._mixing: list[tuple[str, Tensor]] = []
 
     @contextmanager
-    def collecting(self, layout: Layout, stores: Mapping[ParameterPiece, Sink]) -> Iterator[None]:
-        """Run a backward inside, whose shares go to these stores."""
+    def collecting(
+        self, layout: Layout, stores: Mapping[ParameterPiece, Sink], chosen_S: Tensor | None = None
+    ) -> Iterator[list[tuple[str, Tensor]]]:
+        """Run a backward inside, whose shares go to these stores.
+
+        With chosen rows it only checks: the list that is given gets, by layer, whether any other row mattered.
+        """
         self._end()
-        self._layout, self._stores = layout, stores
+        self._layout, self._stores, self._chosen_S = layout, stores, chosen_S
         try:
-            yield
+            yield self._mixing
         finally:
             self._end()
-
-    def refuse_mixed(self, logps_S: Tensor, root: Tensor, layout: Layout, chosen_S: Tensor) -> None:
-        """Refuse the model if other rows than the chosen matter to the chosen entries of logps_S."""
-        with self.collecting(layout, {}), torch.autocast(logps_S.device.type, enabled=False):
-            self._chosen_S = chosen_S
-            torch.autograd.grad(logps_S, root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
-            mixing = self._mixing
-        if mixing and bool(torch.stack([mixes for _, mixes in mixing]).any()):
-            name = next(name for name, mixes in mixing if bool(mixes))  # the nearest to the log-probabilities
-            raise UnsupportedModelError(
-                f"{name}: entries of logps_S depend on other rows of this layer than their own; they are in another "
-                "order than the rows, the layer runs time-first, or sequences mix."
-            )
 
     @torch.no_grad()
     def receive(self, call: TappedCall, saved: list[Tensor], grad: Tensor) -> None:
         """Take in what the call's tap has saved (input and output, or an operation's activations), and its gradient."""
-        if self.only_checks(call, grad):
+        if self.is_row_check(call, grad):
             return
         if call.operation is not None:
             self.rows(call, grad)  # refuses what it does not understand
@@ -71,7 +63,7 @@ class ShareCollector:
             self._layout.watch(grad)
         self.deliver(call, call.gradients(LayerCall(call.layer.module, input, *outputs), grad_rows))
 
-    def only_checks(self, call: TappedCall, grad: Tensor) -> bool:
+    def is_row_check(self, call: TappedCall, grad: Tensor) -> bool:
         """Whether this backward only checks that rows do not mix; if so, the call's output gradient is looked at."""
         if self._chosen_S is None:
             return False
@@ -81,7 +73,7 @@ class ShareCollector:
         return True
 
     def rows(self, call: TappedCall, *activations: Tensor) -> list[Tensor]:
-        """A call's activations as (S, T, ...); what cannot be told apart by sequence is refused."""
+        """A call's activations as (S, T, ...); what cannot be assigned to sequences is refused."""
         layout = self._layout
         if layout is None:
             raise UnsupportedModelError(
@@ -114,7 +106,8 @@ class ShareCollector:
             pending = self._pending.setdefault(piece, [])
             pending.append(parts[name])
             if len(pending) == piece.calls:
-                self._complete(piece)
+                self._stores[piece].take(self._pending.pop(piece))
+                self._delivered.append(piece)
 
     def complete(self) -> list[ParameterPiece]:
         """Complete the pieces with calls whose output did not matter; return all that got shares."""
@@ -122,13 +115,9 @@ class ShareCollector:
             raise UnsupportedModelError(
                 "tokens that sequence_ids gives to no sequence change logps_S: through attention, or an entry of it."
             )
-        for piece in list(self._pending):
-            self._complete(piece)
-        return self._delivered
-
-    def _complete(self, piece: ParameterPiece) -> None:
-        self._stores[piece].take(self._pending.pop(piece))
-        self._delivered.append(piece)
+        for piece, parts in self._pending.items():
+            self._stores[piece].take(parts)
+        return self._delivered + list(self._pending)
 
 
 @dataclass(frozen=True)

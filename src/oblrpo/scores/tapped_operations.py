@@ -6,10 +6,10 @@ is cut off from autograd and the output is tapped (`operations`). Products with 
 their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where `ForwardRecorder.backward`
 finds it and refuses.
 
-The leading axis of an activation tells which rows of the batch it holds: the rows themselves, or with their tokens
+The leading axis of an activation shows which rows of the batch it holds: the rows themselves, or with their tokens
 flattened. Every operation is computed once more for the last row alone, which must give what it gives in the batch.
 Tokens that were picked from several rows (by an expert) are refused, as any number of them might look like rows. In the
-whole forward around these modules, the first function that is not known to keep rows apart (`row_keeping`) is noted:
+whole forward around these modules, the first function that is not known to keep rows apart (`functions`) is noted:
 rows are then checked in this record, too, however often they were.
 """
 
@@ -28,10 +28,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import keeps_tokens_apart
-from oblrpo.scores.factors import factors_of
-from oblrpo.scores.functions import PICKING, alias, autocast, flat, is_pure, name_of, out_of_place, random_state
-from oblrpo.scores.operations import DerivedTensor, Operation, ParameterInPlace
-from oblrpo.scores.row_keeping import keeps_rows
+from oblrpo.scores.functions import PICKING, autocast, flat, is_pure, keeps_rows, name_of, out_of_place, random_state
+from oblrpo.scores.operations import DerivedTensor, Operation, ParameterInPlace, alias, factors_of
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product
 from oblrpo.scores.trainable_layers import TrainableLayer, around, while_running
 
@@ -40,7 +38,7 @@ SMALL_SHARE, SMALL_NUMBERS = 0.01, 1 << 16
 
 
 Tap: TypeAlias = Callable[[Gradients, dict[str, ParameterInPlace], Tensor, list[Tensor], Operation | None], Tensor]
-"""Taps an output whose parameters' gradients come by this rule from what is saved; returns the output to go on with."""
+"""Taps an output whose parameters' gradients come by this rule from what is saved; returns the tapped output."""
 
 
 class OperationTapper(TorchFunctionMode):
@@ -125,9 +123,9 @@ class OperationTapper(TorchFunctionMode):
             if not self._depth:
                 self._derived, self._picked = {}, {}
 
-    def check(self) -> None:
+    def refuse_doubtful(self) -> None:
         """Refuse the model if an operation did not give for one row alone what it gave for it in the batch."""
-        if self._refused is not None:  # and the model went on
+        if self._refused is not None:  # and the model caught it
             raise self._refused
         doubts, self._doubts = self._doubts, []
         if doubts and bool(torch.stack([wrong.cpu() for _, wrong in doubts]).any()):
@@ -276,9 +274,10 @@ class OperationTapper(TorchFunctionMode):
                 f"{weight.path}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or none "
                 f"with the batch's leading axis; there is no rule for {weight.kind}."
             )
-        factors = factors_of(operation, args, kwargs, self._tokens() or 0)
-        if factors is not None:
-            return self._tap(factors.gradients, factors.sources, output, [factors.input], None)
+        factored = factors_of(operation, args, kwargs, self._tokens() or 0)
+        if factored is not None:
+            gradients, sources, input = factored
+            return self._tap(gradients, sources, output, [input], None)
         if operation.rows > 1:
             self._doubt(f"{weight.path}: {name_of(func)}", operation.rows, output, alone)
         operation.refuse_large(self._limit)
@@ -286,7 +285,7 @@ class OperationTapper(TorchFunctionMode):
         return self._tap(product, operation.sources, output, saved, operation)
 
     def _doubt(self, what: str, rows: int, output: Tensor, alone: Tensor | None) -> None:
-        """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait."""
+        """Note whether the last row alone gives something else; looked at in `refuse_doubtful`: a GPU need not wait."""
         batch = output.detach()[-(output.shape[0] // rows) :]
         if alone is None or alone.shape != batch.shape:
             raise UnsupportedModelError(f"{what} cannot be taken for one row alone; do rows mix?")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Forward, forward_for
-from oblrpo.scores.graphs import is_compiled
 from oblrpo.scores.param_wrappers import Adapter, ExpertPart, adapters
 from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for, wrapped_by_fsdp
 
@@ -89,37 +88,29 @@ def replace_forward(name: str, module: nn.Module, forward: Forward) -> Callable[
     return partial(delattr, module, "forward")
 
 
-Scope: TypeAlias = tuple[str, list[TrainableLayer]]
-"""A module's path, and the layers whose operations are seen in its forward."""
+def look_up_per_row(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Let PEFT models inside that train a prompt, and repeat it for every row, give it once; return what undoes it.
 
-
-def shared_prompts(model: nn.Module) -> list[nn.Module]:
-    """The PEFT models inside that train a prompt (prompt tuning, p-tuning), and repeat it for every row."""
-    models = []
+    Of prompt tuning and p-tuning the tape then has the prompt's ids looked up for each row.
+    """
     for module in model.modules():
         encoders: Any = module._modules.get("prompt_encoder") or {}
         prompts = [coder for coder in encoders.values() if type(coder).__name__ in {"PromptEmbedding", "PromptEncoder"}]
         if any(prompt.embedding.weight.requires_grad for prompt in prompts):
-            models.append(module)
-    return models
+            own: Any = module.get_prompt
 
+            def get_prompt(batch_size: int, own: Any = own, **further: Any) -> Any:
+                return own(1 if torch.is_grad_enabled() else batch_size, **further)
 
-def look_up_per_row(module: Any) -> Callable[[], None]:
-    """Ask a PEFT model for one row's prompt: it repeats nothing, and the tape has the ids looked up for each row."""
-    own = module.get_prompt
-
-    def get_prompt(batch_size: int, **further: Any) -> Any:
-        return own(1 if torch.is_grad_enabled() else batch_size, **further)
-
-    module.get_prompt = get_prompt
-    return partial(delattr, module, "get_prompt")
+            module.get_prompt = get_prompt  # type: ignore[assignment]
+            yield partial(delattr, module, "get_prompt")
 
 
 def trainable_layers(model: nn.Module) -> dict[nn.Module, TrainableLayer]:
     """Every module with trainable parameters of its own; what hides them from the tape is refused."""
     layers = {}
     for name, module in model.named_modules():
-        if is_compiled(module):
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise UnsupportedModelError(
                 f"{name or 'the model itself'} is compiled (torch.compile), which hides its layers from the tape; "
                 "record the model uncompiled."
@@ -176,9 +167,9 @@ def by_operations(model: nn.Module) -> dict[str, str]:
     return {layer.name: type(layer.module).__name__ for layer in layers if layer.by_operations}
 
 
-def scopes(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[nn.Module, Scope]:
+def scopes(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[nn.Module, tuple[str, list[TrainableLayer]]]:
     """The modules in whose forwards the operations on parameters without a rule are seen, and whose these are."""
-    modules, result = dict(model.named_modules()), dict[nn.Module, Scope]()
+    modules, result = dict(model.named_modules()), dict[nn.Module, tuple[str, list[TrainableLayer]]]()
     for layer in layers:
         name = layer.name if layer.module is not model else ""
         module = layer.module
@@ -193,13 +184,13 @@ def scopes(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[nn.Module
 
 def around(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[str, nn.Module]:
     """The modules of these layers and all modules that these are parts of, by path."""
-    modules = dict[str, nn.Module]()
-    for layer in layers:
-        parts = layer.name.split(".") if layer.module is not model else []
-        for count in range(len(parts) + 1):
-            path = ".".join(parts[:count])
-            modules[path or "the model itself"] = model.get_submodule(path)
-    return modules
+    names = [f"{layer.name}." for layer in layers]
+    modules = model.named_modules() if names else ()
+    return {
+        path or "the model itself": module
+        for path, module in modules
+        if not path or any(name.startswith(f"{path}.") for name in names)
+    }
 
 
 def while_running(module: nn.Module, start: Callable[[], None], end: Callable[[], None]) -> Iterator[RemovableHandle]:

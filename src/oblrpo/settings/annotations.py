@@ -36,12 +36,12 @@ class Range:
 MAY_CHANGE = "may change"
 """A run may be resumed with another value of the setting."""
 ADJUSTABLE = "adjustable"
-"""The setting is adjusted to rows and model where nobody has set it; `trainer.adjusting` says how."""
+"""The setting is adjusted to rows and model where it is not set; `trainer.adjusting` says how."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """The setting has no effect under some configs; a run refuses it there where somebody has set it."""
+    """The setting has no effect under some configs; a run refuses it there if it was set."""
 
     why: str
     """The reason, in words; `{task}` stands for the task's name."""
@@ -77,7 +77,7 @@ def check_ranges(config: Any) -> None:
 
 
 def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
-    """Refuse what somebody has set, `given` with how it is written there, and a run of `config` would ignore."""
+    """Refuse settings that were set (`given`, with how they are written there) and that a run of `config` ignores."""
     idle: dict[str, list[str]] = {}
     written = dict(given)
     for name, value, _, notes in with_keys(config):
@@ -90,7 +90,7 @@ def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
 
 
 def refuse_named(given: abc.Mapping[str, str], idle: abc.Mapping[str, Sequence[str]]) -> None:
-    """Refuse settings without an effect, by why (`idle`), where somebody has set one."""
+    """Refuse settings without an effect, by why (`idle`), where one was set."""
     for why, names in idle.items():
         if written := [given[name] for name in names if name in given]:
             has, it = ("has", "it") if len(written) == 1 else ("have", "them")
@@ -98,7 +98,7 @@ def refuse_named(given: abc.Mapping[str, str], idle: abc.Mapping[str, Sequence[s
 
 
 def adjustable(config: Any) -> set[str]:
-    """The settings that may be adjusted because nobody has set them."""
+    """The settings that may be adjusted because they were not set."""
     return {setting.name for setting in settings_of(config) if ADJUSTABLE in setting.notes} - set(config.given)
 
 

@@ -133,7 +133,7 @@ _WHY = {name: why for why, names in NOT_HERE.items() for name in names.split()}
 
 
 def hint(name: str, known: Iterable[str], sign: str = "") -> str:
-    """What somebody who typed an unknown setting may have meant, as the end of a sentence, or nothing.
+    """What an unknown setting may have meant, as the end of a sentence, or nothing.
 
     Args:
         name: the setting, underscored, in the sections of another trainer, as actor.optim.lr.

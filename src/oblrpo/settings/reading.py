@@ -10,7 +10,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from oblrpo.checksums import is_as_marked
+from oblrpo.checksums import has_valid_checksum
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings.annotations import Holds, with_keys
 from oblrpo.settings.foreign_settings import hint
@@ -69,7 +69,7 @@ def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
 def with_file(config: TrainConfig, path: Path | Traversable, given: Iterable[str] | None = None) -> TrainConfig:
     """`config` with what a YAML file says; of the `config.yaml` that a run wrote only what was given counts so."""
     settings = read_yaml_file(path)
-    if (of_run := settings.pop(IDENTITY, None)) and is_as_marked(path.read_text(encoding="utf-8")):
+    if (of_run := settings.pop(IDENTITY, None)) and has_valid_checksum(path.read_text(encoding="utf-8")):
         given = of_run.get("given")
     return with_settings(config, settings, str(path), given)
 

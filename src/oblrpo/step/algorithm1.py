@@ -1,7 +1,7 @@
 """Algorithm 1 of OBLR-PO: sample, score, baseline, advantages, gradient, signal-to-noise ratio, learning rate, update.
 
 P prompts q have G outputs o each, with rewards F. The gradient is streamed over micro-batches of whole groups. Which
-baseline and which rate are taken is the affair of the parts `baseline` and `schedule`; nothing here asks for a name.
+baseline and which rate are taken is decided by the parts `baseline` and `schedule`; no algorithm is named here.
 What the paper does not have (several updates a batch, a KL penalty, outputs left out, the ledger) is passed in, or
 wraps this class: see `trainer.learner`.
 """

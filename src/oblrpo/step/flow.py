@@ -215,7 +215,7 @@ Weigh = Callable[[Batch, Tensor], Weighed]
 """(part, log pi of its tokens) -> what its scores are multiplied by."""
 
 
-def on_policy(part: Batch, logp_SC: Tensor) -> Weighed:
+def on_policy(part: Batch, token_logps_SC: Tensor) -> Weighed:
     """The weights 1, of outputs that the policy has sampled as it is."""
     return Weighed(torch.ones_like(part.rewards_PG))
 
@@ -255,7 +255,7 @@ class Gradient:
     """The importance weights of whole outputs."""
     logps_PG: Tensor
     """The log-probability log pi(o|q) of every output, in nats; NaN of those that did not go through the model."""
-    logp_SC: Tensor
+    token_logps_SC: Tensor
     """The same of every token; 0 where there is none of the policy's own."""
     entropy_sum: float
     """The sum of the entropies of the policy's own tokens, in nats."""
@@ -301,7 +301,7 @@ class Gradient:
             baseline_PG=by_output("baseline_PG", unknown_PG if known_PG is None else known_PG),
             rho_PG=by_output("weighed.rho_PG", one_PG),
             logps_PG=by_output("logps.logps_S", unknown_PG).to(batch.rewards_PG),
-            logp_SC=batch.sequences.by_token(blocks, [part.logps.logp_SC for part in parts]),
+            token_logps_SC=batch.sequences.by_token(blocks, [part.logps.token_logps_SC for part in parts]),
             entropy_sum=sum(part.logps.entropy for part in parts),
             parts=parts,
         )

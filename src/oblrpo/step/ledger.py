@@ -111,8 +111,8 @@ class VarianceLedger:
         longest, rho_S = sequences.own_SC.shape[1], None
         if weights.sampler_logps_SC is not None and weights.clip_max is not None:
             reported_SC = weights.sampler_logps_SC[rows_S, :longest]
-            logp_SC = _joined([output.logp_SC for output in outputs], longest)
-            rho_S = truncated(log_ratio(logp_SC, reported_SC, sequences.own_SC)[0], weights.clip_max)
+            token_logps_SC = _joined([output.token_logps_SC for output in outputs], longest)
+            rho_S = truncated(log_ratio(token_logps_SC, reported_SC, sequences.own_SC)[0], weights.clip_max)
             gram = _weighted(gram, rho_S)
         logit_norm2_SC = _joined([output.logit_norm2_SC for output in outputs], longest)
         own_PGT = sequences.own_SC.view(*rewards_PG.shape, -1).to(rewards_PG)
@@ -140,8 +140,8 @@ class VarianceLedger:
                 output = self.policy.logps(batch, self.temperature)
                 scored_S = output.logps_S
                 if weight_SC is not None:
-                    weight = weight_SC[start : start + batch.count, : output.logp_SC.shape[1]]
-                    scored_S = (output.logp_SC * weight.to(output.logp_SC) * batch.own_SC).sum(1)
+                    weight = weight_SC[start : start + batch.count, : output.token_logps_SC.shape[1]]
+                    scored_S = (output.token_logps_SC * weight.to(output.token_logps_SC) * batch.own_SC).sum(1)
                 check_finite("log-probability", scored_S.detach())
                 tape.record(scored_S)
             start += batch.count

@@ -25,19 +25,19 @@ class Movement:
         Where the policy rounds it gives log pi itself.
         """
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
-        return self.of(gradient.batch.sequences.at(rows), gradient.logp_SC[rows])
+        return self.of(gradient.batch.sequences.at(rows), gradient.token_logps_SC[rows])
 
-    def of(self, chosen: Sequences, logp_SC: Tensor) -> Callable[[], Tensor]:
+    def of(self, chosen: Sequences, token_logps_SC: Tensor) -> Callable[[], Tensor]:
         """The same of these rows, with their log pi before, NaN where nothing has taken it."""
         if self.policy.rounds:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
-            return lambda: self._logp_SC(chosen)
-        before_SC = logp_SC[:, : chosen.own_SC.shape[1]]
+            return lambda: self._token_logps_SC(chosen)
+        before_SC = token_logps_SC[:, : chosen.own_SC.shape[1]]
         if not before_SC.isfinite().all():  # some did not go through the model
-            before_SC = self._logp_SC(chosen)
-        return lambda: self._logp_SC(chosen) - before_SC
+            before_SC = self._token_logps_SC(chosen)
+        return lambda: self._token_logps_SC(chosen) - before_SC
 
     @torch.no_grad()
-    def _logp_SC(self, chosen: Sequences) -> Tensor:
+    def _token_logps_SC(self, chosen: Sequences) -> Tensor:
         blocks = self.micro_batches.of(chosen, 1)
-        outputs = [self.policy.logps(chosen.at(rows_S), self.temperature).logp_SC for rows_S in blocks]
+        outputs = [self.policy.logps(chosen.at(rows_S), self.temperature).token_logps_SC for rows_S in blocks]
         return chosen.by_token(blocks, outputs)

@@ -32,23 +32,23 @@ class ImportanceWeights:
     """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
     sampler_logps_SC: Tensor | None = None
     """The log-probability of each token under the sampler, where it is to be compared."""
-    old_logp_SC: Tensor | None = None
+    old_token_logps_SC: Tensor | None = None
     """The log-probability of each token before the first update on the batch; None until there is one."""
 
-    def __call__(self, part: Batch, logp_SC: Tensor) -> Weighed:
+    def __call__(self, part: Batch, token_logps_SC: Tensor) -> Weighed:
         """The weights of these outputs under the policy that gave these log-probabilities.
 
         They are the `ratio` of this policy to the old one, 1 in the first update on a batch. With a sampler that
         reports its log-probabilities, and unless its correction is off, they are multiplied by min(C, old / sampler);
         a ratio that is the importance weight itself becomes min(C, pi / sampler).
         """
-        width, own_SC = logp_SC.shape[1], part.sequences.own_SC
-        rho_PG, token_weight_SC, clipped, old_SC = torch.ones_like(part.rewards_PG), None, None, logp_SC
-        if self.old_logp_SC is not None:
-            old_SC = self.old_logp_SC[part.index_S, :width]
+        width, own_SC = token_logps_SC.shape[1], part.sequences.own_SC
+        rho_PG, token_weight_SC, clipped, old_SC = torch.ones_like(part.rewards_PG), None, None, token_logps_SC
+        if self.old_token_logps_SC is not None:
+            old_SC = self.old_token_logps_SC[part.index_S, :width]
             fixed_PG = torch.zeros_like(part.rewards_PG) if part.baseline_PG is None else part.baseline_PG
             advantages_PG = advantages(part.rewards_PG, fixed_PG)
-            weights = ratio_weights(self.ratio, logp_SC, old_SC, own_SC, advantages_PG.flatten())
+            weights = ratio_weights(self.ratio, token_logps_SC, old_SC, own_SC, advantages_PG.flatten())
             clipped = weights.clipped
             if self.ratio.by_token:
                 token_weight_SC = weights.weight
@@ -56,7 +56,7 @@ class ImportanceWeights:
                 rho_PG = weights.weight.view(part.shape).to(rho_PG)
         if self.sampler_logps_SC is None:
             return Weighed(rho_PG, token_weight_SC, clipped)
-        trainer_SC = logp_SC if self.ratio.is_importance_weight else old_SC
+        trainer_SC = token_logps_SC if self.ratio.is_importance_weight else old_SC
         mismatch = log_ratio(trainer_SC, self.sampler_logps_SC[part.index_S, :width], own_SC)
         if self.clip_max is not None:
             corrected_PG = truncated(mismatch[0], self.clip_max).view(part.shape).to(rho_PG)
@@ -64,17 +64,17 @@ class ImportanceWeights:
         return Weighed(rho_PG, token_weight_SC, clipped, *mismatch)
 
 
-def log_ratio(logp_SC: Tensor, sampler_logp_SC: Tensor, mask_SC: Tensor) -> tuple[Tensor, Tensor]:
+def log_ratio(token_logps_SC: Tensor, sampler_logps_SC: Tensor, mask_SC: Tensor) -> tuple[Tensor, Tensor]:
     """The log of rho = pi / mu of each completion, (S,), and |log pi - log mu| of every token where mask_SC is not 0.
 
     Raises:
         ValueError: the sampler reports NaN, infinity or a number above 0.
     """
     real_SC = mask_SC.bool()
-    sampled_N = sampler_logp_SC[real_SC]
+    sampled_N = sampler_logps_SC[real_SC]
     if not (sampled_N.isfinite() & (sampled_N <= 1e-3)).all():
         raise ValueError("the sampler reports an invalid log-probability (NaN, infinite or above 0).")
-    delta_SC = torch.where(real_SC, logp_SC.detach().double() - sampler_logp_SC.double(), 0)
+    delta_SC = torch.where(real_SC, token_logps_SC.detach().double() - sampler_logps_SC.double(), 0)
     return delta_SC.sum(1), delta_SC[real_SC].abs()
 
 

@@ -25,11 +25,11 @@ def score(
             # Groups of which a slice has as many outputs are neighbours in it, and multiplied out together.
             slices = [rows_S[by_count(part.owner_S[rows_S])] for rows_S in slices]
             logps = _in_slices(part, slices, policy, temperature, tape, weigh)
-            return logps, weigh(part, logps.logp_SC.detach())
+            return logps, weigh(part, logps.token_logps_SC.detach())
     with tape:
         logps = policy.logps(part.sequences, temperature)
         check_finite("log-probability", logps.logps_S.detach())
-        weighed = weigh(part, logps.logp_SC.detach())
+        weighed = weigh(part, logps.token_logps_SC.detach())
         tape.record(_scored(part, logps, weighed))
     return logps, weighed
 
@@ -37,7 +37,9 @@ def score(
 def _scored(part: Batch, logps: Logps, weighed: Weighed) -> Tensor:
     """What the score of each output is the gradient of, (S,): log pi(o|q), or sum_t m_t log pi(o_t) of weights m_t."""
     weight_SC = weighed.token_weight_SC
-    return ((logps.logp_SC if weight_SC is None else logps.logp_SC * weight_SC) * part.sequences.own_SC).sum(1)
+    return (
+        (logps.token_logps_SC if weight_SC is None else logps.token_logps_SC * weight_SC) * part.sequences.own_SC
+    ).sum(1)
 
 
 def _in_slices(
@@ -50,13 +52,13 @@ def _in_slices(
             some = part.at(rows_S)
             logps = policy.logps(some.sequences, temperature)
             check_finite("log-probability", logps.logps_S.detach())
-            tape.record(_scored(some, logps, weigh(some, logps.logp_SC.detach())), rows_S=rows_S)
+            tape.record(_scored(some, logps, weigh(some, logps.token_logps_SC.detach())), rows_S=rows_S)
             outputs.append(logps.detached())
-    logp_SC, entropy_SC, logit_norm2_SC = (
+    token_logps_SC, entropy_SC, logit_norm2_SC = (
         part.sequences.by_token(slices, [getattr(each, name) for each in outputs])
-        for name in ("logp_SC", "entropy_SC", "logit_norm2_SC")
+        for name in ("token_logps_SC", "entropy_SC", "logit_norm2_SC")
     )
-    return Logps(logp_SC.sum(1), logp_SC, entropy_SC, logit_norm2_SC, part.sequences.own_SC)
+    return Logps(token_logps_SC.sum(1), token_logps_SC, entropy_SC, logit_norm2_SC, part.sequences.own_SC)
 
 
 def by_count(owner_N: Tensor) -> Tensor:

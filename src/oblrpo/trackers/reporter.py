@@ -58,7 +58,7 @@ class Reporter:
         self._close(list(self._open), failed=kind is not None and not issubclass(kind, KeyboardInterrupt))
 
     def log(self, row: Metrics) -> None:
-        """Send a step's metrics to whoever has not had them."""
+        """Send a step's metrics to every tracker that has not received them."""
         for name in list(self._open):
             self._send(name, row)
 

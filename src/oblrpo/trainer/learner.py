@@ -148,7 +148,7 @@ class Learner:
                 metrics |= first.compare(gradient) if first.compares else {}
                 metrics |= sampler_metrics(gradient.parts, self.clip_max)
                 self.ledger.save_up(batch)
-                weights = replace(weights, old_logp_SC=gradient.logp_SC)
+                weights = replace(weights, old_token_logps_SC=gradient.token_logps_SC)
                 fixed_PG = gradient.baseline_PG if self.ratio.by_sign else None
                 batch = replace(batch, baseline_PG=fixed_PG, fresh=False)
             update = self.update(gradient)

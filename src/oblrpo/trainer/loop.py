@@ -238,7 +238,7 @@ class Trainer:
             )
         if changed:
             self.notes.append(f"changed since the run was started, and accepted: {changed}.")
-        for name, (_, parts) in self.rewards.likenesses().items():
+        for name, (_, parts) in self.rewards.digests_and_gaps().items():
             lacks = f"cannot check whether reward '{name}' has changed: there is no digest of {', '.join(parts)}."
             self.notes += [lacks] if parts else []
         return begun.resumed(sources)

@@ -44,7 +44,7 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
         raise InputError(f"optimizer_args must not set {', '.join(sorted(refused))}: the update descends the loss -J.")
     settings = {"lr": config.learning_rate, **config.optimizer_args}
     if "weight_decay" in inspect.signature(kind).parameters:
-        settings = {"weight_decay": 0.0} | settings  # not torch's default: weights shrink only if somebody says so
+        settings = {"weight_decay": 0.0} | settings  # not torch's default: weights decay only where it is set
     try:
         optimizer = training(kind(parameters, **settings))
     except (TypeError, ValueError) as error:

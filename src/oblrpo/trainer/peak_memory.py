@@ -35,7 +35,7 @@ class PeakMemory:
     copy: int  # the weights as they were before an update that is measured, for it may have to be shortened
     reference: int  # the trained weights as they were before the first step, for a KL penalty
     activations: int  # what the backward and the score tape hold of one micro-batch
-    slack: int  # room between them that nobody uses
+    slack: int  # room between them that is not used
     tokens: int  # the tokens of that micro-batch, padding included
     group: int  # those of one prompt with its completions, which no micro-batch goes below
     here: int  # what the machine, or the GPU, has

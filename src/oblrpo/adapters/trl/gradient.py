@@ -274,9 +274,9 @@ class BatchGradient:
         for part in self.parts:
             rows_S, start = slice(-start % ONE_IN, None, ONE_IN), start + part.batch.sequences.count
             chosen.append(part.batch.sequences.at(rows_S))
-            before.append(part.logps.logp_SC[rows_S, : chosen[-1].own_SC.shape[1]])
+            before.append(part.logps.token_logps_SC[rows_S, : chosen[-1].own_SC.shape[1]])
         sequences = Sequences.join(chosen)
-        blocks = torch.arange(sequences.count).split([len(logp_SC) for logp_SC in before])
+        blocks = torch.arange(sequences.count).split([len(token_logps_SC) for token_logps_SC in before])
         before_SC = sequences.by_token(blocks, before)
         rows_at_once = MicroBatches(self.args.per_device_train_batch_size)
         change = Movement(self.policy, self.args.temperature, rows_at_once).of(sequences, before_SC)

@@ -108,20 +108,20 @@ def not_the_policy_s(trainer: Any) -> dict[str, Any]:
     return altered(in_effect(trainer), trainer.temperature)
 
 
-def check_reported(reported_SC: Tensor | None, logp_SC: Tensor, own_SC: Tensor, source: str) -> dict[str, float]:
+def check_reported(reported_SC: Tensor | None, token_logps_SC: Tensor, own_SC: Tensor, source: str) -> dict[str, float]:
     """Refuse completions that are not the policy's; return how far off they are, by TRL's keys.
 
     Args:
         reported_SC: the log-probabilities that they are said to have been drawn with.
-        logp_SC: those of the policy, with the rows' common padding cut off.
+        token_logps_SC: those of the policy, with the rows' common padding cut off.
         own_SC: which tokens are the policy's own.
         source: who says so, a name in `REPORTS`.
     """
     farthest, fix = REPORTS[source]
-    if reported_SC is None or reported_SC.dim() != 2 or reported_SC.shape[1] < logp_SC.shape[1]:
+    if reported_SC is None or reported_SC.dim() != 2 or reported_SC.shape[1] < token_logps_SC.shape[1]:
         raise InputError(f"{source} does not return one log-probability per token; {fix}")
     try:
-        mismatch = log_ratio(logp_SC, reported_SC[:, : logp_SC.shape[1]], own_SC)
+        mismatch = log_ratio(token_logps_SC, reported_SC[:, : token_logps_SC.shape[1]], own_SC)
     except ValueError:
         raise InputError(f"{source} returns invalid log-probabilities (NaN or above 0); {fix}") from None
     metrics = mismatch_metrics(*mismatch, clip_max=None)

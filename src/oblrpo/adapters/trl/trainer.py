@@ -203,7 +203,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if self.rollout_func is not None or self.use_vllm:
                 part, source = self._gradient.parts[-1], "rollout_func" if self.rollout_func else "vLLM"
                 reported_SC, logps = inputs.get("sampling_per_token_logps"), part.logps
-                self._add_metrics(check_reported(reported_SC, logps.logp_SC, logps.own_SC, source))
+                self._add_metrics(check_reported(reported_SC, logps.token_logps_SC, logps.own_SC, source))
             rows = outputs * self.accelerator.num_processes
             if self.accelerator.sync_gradients and rows < 2 * self.num_generations:
                 self._take_away({"skipped": 1.0})  # an epoch's last prompt, left alone: its noise cannot be measured

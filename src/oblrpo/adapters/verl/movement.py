@@ -76,7 +76,7 @@ class EngineMovement:
 
         In a short type it is log pi itself.
         """
-        change_SC = (self._logp_SC() - self._before_SC)[self._mask_SC.any(1)]
+        change_SC = (self._token_logps_SC() - self._before_SC)[self._mask_SC.any(1)]
         group = self._engine.get_data_parallel_group()
         parts: list[Any] = [None] * torch.distributed.get_world_size(group)
         torch.distributed.all_gather_object(parts, change_SC, group=group)
@@ -84,7 +84,7 @@ class EngineMovement:
         return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
 
     @torch.no_grad()
-    def _logp_SC(self) -> Tensor:
+    def _token_logps_SC(self) -> Tensor:
         module = self._engine.module
         module.eval()
         try:
@@ -94,5 +94,5 @@ class EngineMovement:
             module.reshard()  # or the next forward would not see an update that was shortened
         return self._own(no_padding_2_padding(output["log_probs"].cpu(), self._rows))
 
-    def _own(self, logp_SC: Tensor) -> Tensor:
-        return torch.where(self._mask_SC, logp_SC.cpu().double(), 0.0)
+    def _own(self, token_logps_SC: Tensor) -> Tensor:
+        return torch.where(self._mask_SC, token_logps_SC.cpu().double(), 0.0)

@@ -33,11 +33,14 @@ FEATURES = "oblrpo_features"
 def forward_features(model_output: dict[str, Tensor], data: TensorDict) -> Tensor:
     """Sum log_probs, entropy and logit norms, 1 - 2 pi + sum pi^2, over every row's own tokens, (B, 4)."""
     mask_SC = data["response_mask"].to_padded_tensor(0).cpu()
-    logp_SC, entropy_SC, pi2_SC = (
+    token_logps_SC, entropy_SC, pi2_SC = (
         no_padding_2_padding(model_output[name].cpu(), data).double() for name in ("log_probs", "entropy", SUM_PI2)
     )
-    logit_norm2_SC = (1 - 2 * logp_SC.exp() + pi2_SC).clamp(min=0)  # verl's float32 can put 0 below 0
-    sums = [(value_SC * mask_SC).sum(1) for value_SC in (torch.ones_like(logp_SC), logit_norm2_SC, logp_SC, entropy_SC)]
+    logit_norm2_SC = (1 - 2 * token_logps_SC.exp() + pi2_SC).clamp(min=0)  # verl's float32 can put 0 below 0
+    sums = [
+        (value_SC * mask_SC).sum(1)
+        for value_SC in (torch.ones_like(token_logps_SC), logit_norm2_SC, token_logps_SC, entropy_SC)
+    ]
     return torch.stack(sums, 1)
 
 
@@ -118,8 +121,10 @@ def _record(
         model_output: dict[str, Tensor], data: TensorDict, dp_group: Any = None
     ) -> tuple[Tensor, dict[str, Any]]:
         mask = data["response_mask"].to_padded_tensor(0)
-        logps_SC = no_padding_2_padding(model_output["log_probs"], data)
-        output["logps_S"] = (logps_SC.float() if logps_SC.dtype.itemsize < 4 else logps_SC).mul(mask).sum(1)
+        token_logps_SC = no_padding_2_padding(model_output["log_probs"], data)
+        output["logps_S"] = (
+            (token_logps_SC.float() if token_logps_SC.dtype.itemsize < 4 else token_logps_SC).mul(mask).sum(1)
+        )
         output.update({name: value.detach() for name, value in model_output.items()})
         return output["logps_S"].detach().sum(), {}
 

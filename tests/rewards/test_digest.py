@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy
 import pytest
 
-from oblrpo.rewards.likeness import likeness
+from oblrpo.rewards.digest import digest_and_gaps
 
 
 class Scaled:
@@ -87,7 +87,7 @@ def test_the_values_that_a_callable_carries_are_part_of_it(make):
     for one, other in VALUES:
         if make is wrapped and one is None:
             continue
-        (first, unknown), (again, _), (second, _) = (likeness(make(value)) for value in (one, one, other))
+        (first, unknown), (again, _), (second, _) = (digest_and_gaps(make(value)) for value in (one, one, other))
         assert first == again
         assert first != second, (one, other)
         assert not unknown
@@ -106,18 +106,18 @@ def test_the_values_that_a_callable_carries_are_part_of_it(make):
     ],
 )
 def test_what_has_no_digest_is_named(function, words):
-    assert set(likeness(function)[1]) == set(words)
+    assert set(digest_and_gaps(function)[1]) == set(words)
 
 
 def test_what_of_it_can_be_told_is_told_all_the_same():
     thing = object()
-    first, second = (likeness(functools.partial(f, extra=thing))[0] for f in (scaled, enclosing(1)))
+    first, second = (digest_and_gaps(functools.partial(f, extra=thing))[0] for f in (scaled, enclosing(1)))
     assert first != second
 
 
 SCRIPT = """
 import enum, functools, json, random, re, sys, threading
-from oblrpo.rewards.likeness import likeness
+from oblrpo.rewards.digest import digest_and_gaps
 Mark = enum.Enum("Mark", {"ONE": object()})
 def timed(f):
     calls = []
@@ -136,7 +136,7 @@ def made():
 judge = Judge()
 bound = functools.partial(judge, words={"m", "n", "o"})
 rewards = [score, judge, judge.__call__, bound, made(), Judge, functools.cache(score)]
-print(json.dumps([likeness(reward) for reward in rewards]))
+print(json.dumps([digest_and_gaps(reward) for reward in rewards]))
 """  # fmt: skip
 
 
@@ -159,6 +159,6 @@ def test_a_file_that_is_edited_while_a_run_goes_on_is_not_what_the_run_uses(tmp_
     file = tmp_path / "edited_meanwhile.py"
     file.write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
     function = importlib.import_module("edited_meanwhile").score
-    before = likeness(function)
+    before = digest_and_gaps(function)
     file.write_text("def score(completions):\n    return [22.0 for _ in completions]\n")
-    assert likeness(function) == before
+    assert digest_and_gaps(function) == before

@@ -18,7 +18,7 @@ PLAIN = (type(None), str, bytes, Number, date, time, timedelta, PurePath, range)
 """Types whose values are all that their repr says."""
 
 
-def likeness(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
+def digest_and_gaps(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     """Return the SHA-256 of a callable's source, defaults, bound arguments, attributes and what it encloses.
 
     Beside it stands what of these has no part in it: a source that cannot be had, and what is no plain value.
