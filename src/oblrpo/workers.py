@@ -1,6 +1,6 @@
 """Processes for code that may hang, crash or use up memory. They answer JSON lines, and are killed when late.
 
-`begun` is for code that has to run in this process: nobody need wait for it.
+`in_thread` is for code that has to run in this process, without waiting for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MARK = "OBLRPO_WORKER"  # the environment variable by which a worker's processes
 T = TypeVar("T")
 
 
-def begun(function: Callable[..., T], *args: Any) -> Future[T]:
+def in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
     """Call a function in a thread of its own, which does not delay the end of the program."""
     future: Future[T] = Future()
 

@@ -238,8 +238,8 @@ def baseline_inputs(
 def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:
     """The reward F~ = F - beta log(pi / pi_ref), taken as a constant: its policy gradient is that of J - beta KL.
 
-    Every baseline is formed from F~ as it would be from F. A loop that differentiates the log-ratio as well adds -beta s to
-    each score's coefficient, and subtracts b - beta instead of b. Log-ratios are unbounded, and with them
+    Every baseline is formed from F~ as it would be from F. A loop that differentiates the log-ratio, too, adds -beta s
+    to each score's coefficient, and subtracts b - beta instead of b. Log-ratios are unbounded, and with them
     assumption 4; clip them if they grow.
 
     Args:

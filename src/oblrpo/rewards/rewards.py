@@ -11,7 +11,7 @@ from oblrpo.errors import InputError, did_you_mean
 from oblrpo.rewards.builtin import BUILT_IN
 from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, WorkerReward, accepted
 from oblrpo.tasks import Problem, Task, Verifier
-from oblrpo.workers import begun
+from oblrpo.workers import in_thread
 
 OnError = Literal["raise", "mask"]
 FIX = "rewards must be finite numbers, at most 1e12 in size; such completions are left out with on_reward_error mask."
@@ -124,7 +124,7 @@ class Rewards:
             given["completion_ids"] = ids()
         later = [name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)]
         values = {name: self._values(name, given) for name in self._rewards if name not in later}
-        calls = {name: begun(self._values, name, given) for name in later}
+        calls = {name: in_thread(self._values, name, given) for name in later}
         values |= {name: call.result() for name, call in calls.items()}
         names = ", ".join(f"'{name}'" for name in self._rewards)
         for name in self._rewards:

@@ -1,6 +1,6 @@
 """The metrics of a run, a row each, and the charts that a run's page draws from them. This imports nothing.
 
-Whatever logs, reads, draws or explains a metric reads these rows: a new metric is one row. `docs/metrics.md` is written from it.
+Whatever reads, draws or explains a metric reads these rows: a new one is one row. `docs/metrics.md` is written from it.
 """
 
 import re

@@ -12,7 +12,7 @@ from typing import Any
 from oblrpo.errors import InputError, shown
 from oblrpo.runs import Metrics, RunFolder, write_atomically
 from oblrpo.trackers.libraries import TRACKERS, Opening, Tracker, Values
-from oblrpo.workers import begun
+from oblrpo.workers import in_thread
 
 NOTE = "trackers.json"
 """The file in the run's folder that holds, by library, the run's name and identity there and the last step sent."""
@@ -127,7 +127,7 @@ def values_of(row: Metrics) -> Values:
 
 def _answer(call: Callable[..., Any], *args: Any) -> tuple[Any, str]:
     """Call a library; return its answer, and what went wrong, or "". One that hangs is left behind in its thread."""
-    future = begun(call, *args)
+    future = in_thread(call, *args)
     if future not in wait([future], PATIENCE).done:
         return None, HANGS
     error = future.exception()
