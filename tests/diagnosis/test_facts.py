@@ -2,7 +2,7 @@
 
 import pytest
 
-from oblrpo.diagnosis import Facts, facts_of
+from oblrpo.diagnosis import Facts, diagnose, facts_of
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,8 @@ from oblrpo.diagnosis import Facts, facts_of
 )
 def test_settings_come_before_the_algorithms(settings, facts):
     assert facts_of(settings) == facts
+
+
+@pytest.mark.parametrize(("rows", "counted"), [(1, "1 step;"), (2, "2 steps;")])
+def test_steps_are_counted(rows, counted):
+    assert f": {counted} " in str(diagnose([{"step": step + 1, "reward": 0.5} for step in range(rows)])).splitlines()[0]

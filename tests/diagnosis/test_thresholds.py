@@ -112,10 +112,13 @@ THRESHOLDS = [
     ("policy collapsed", collapse(LENGTH, 100), 202, 200, {}),
     ("policy collapsed", collapse(LENGTH, 100), 49, 50, {}),
     ("policy collapsed", collapse("kl", 0.01), 0.121, 0.119, {}),
+    ("policy collapsed", lambda late: run((30, {"entropy": 1.2}), (late, OUTAGE | {"entropy": 1.2}),
+                                          (30, OUTAGE | {"entropy": 2.5})), 15, 16, {}),
     ("reward without accuracy", lambda reward: evaluated(0.3, reward, 0.3), 0.51, 0.49, {}),
     ("reward without accuracy", lambda right: evaluated(0.96, 0.96, right), 0.42, 0.44, {}),
     ("reward without accuracy", lambda reward: evaluated(reward, reward, 0.3), 0.901, 0.899, {}),
     ("reward without accuracy", lambda right: evaluated(3.0, 5.0, right), 0.949, 0.951, {}),
+    ("reward without accuracy", lambda right: evaluated(3.0, 5.0, right), 1.01, 0.99, {}),  # no share of right answers
     ("reward without accuracy", lambda steps: evaluated(0.96, 0.96, 0.3)[:steps], 40, 39, {}),
     ("reward without accuracy", lambda steps: evaluated(0.96, 0.96, 0.42)[:steps], 80, 79, {}),
     ("same reward", lambda n: run((30, {}), (n, OUTAGE)), 5, 4, {}),
@@ -230,3 +233,7 @@ def test_a_condition_holds_just_inside_its_threshold_and_not_just_outside(name, 
 
 def test_every_condition_is_among_them():
     assert {name for name, *_ in THRESHOLDS} == {condition.name for condition in CONDITIONS}
+
+
+def test_a_collapse_begins_after_the_last_good_reward():
+    assert Watch().over(collapse("entropy", 1.2)(2.5)).found["policy collapsed"].reading.since == 31

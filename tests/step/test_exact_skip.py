@@ -118,14 +118,14 @@ def test_all_go_through_where_more_than_the_gradient_is_needed(tiny_policy, roll
         ))  # fmt: skip
         settings["sampler_correction"] = "measured"
     *_, rows, gradient = pass_of(tiny_policy, without_schedule("rloo"), rollouts, rewards_PG, **settings)
-    assert (rows, gradient.trained) == (P * G, 1)
+    assert (rows, gradient.trained_share) == (P * G, 1)
 
 
 def test_norms_are_those_of_all_outputs_in_a_step_that_compares_them(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, without_schedule("rloo"), schedule="off")
     samples = samples_of(rollouts, rewards_PG)
-    assert gradient_of(learner, samples, 1).trained == pytest.approx(2 / 5)
-    assert gradient_of(learner, samples, 10).trained == 1
+    assert gradient_of(learner, samples, 1).trained_share == pytest.approx(2 / 5)
+    assert gradient_of(learner, samples, 10).trained_share == 1
 
 
 def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
@@ -167,6 +167,6 @@ def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, ro
         grads = [p.grad.clone() for p in tiny_policy.parameters]
         found[train_on] = [*grads, gradient.group_norm2_P, torch.tensor([gradient.moments.signal2, gradient.norm2])]
         assert len(gradient.parts) == 1
-    assert gradient.trained < 1
+    assert gradient.trained_share < 1
     for one, other in zip(found["all"], found["exact"], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6 * float(one.abs().max()))

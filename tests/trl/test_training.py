@@ -243,7 +243,7 @@ def test_a_run_that_was_broken_off_begins_with_a_new_batch(tmp_path):
             return super()._compute_loss(model, inputs)
 
         def _set_rate(self, batch):
-            sizes.append(len(batch.columns["reward"]))
+            sizes.append(batch.columns["reward"].numel())
             super()._set_rate(batch)
 
     trainer = ours(tmp_path, kind=Broken)

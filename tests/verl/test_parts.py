@@ -15,7 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 
 from oblrpo import estimators
-from oblrpo.adapters.conditions import check_version
+from oblrpo.adapters.shared.conditions import check_version
 from oblrpo.adapters.verl import KNOWN_VERSIONS
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores

@@ -14,6 +14,8 @@ from torch import Tensor
 from oblrpo.estimators.baselines import FUNCTIONS, baseline, baseline_inputs
 from oblrpo.tables.baselines import BASELINES, Baseline
 
+YOUR_OWN = "your own"
+
 
 def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: int = 4, tokens: int = 5) -> bool:
     """Whether an output's own reward, norm or length moves its own baseline, tried on random groups.
@@ -47,8 +49,10 @@ def register_baseline(name: str, function: Callable[..., Tensor]) -> None:
             in float64, to b, (P, G).
 
     Raises:
-        ValueError: the function has other parameters, or fails on random rewards.
+        ValueError: a baseline of ours has the name, the function has other parameters, or it fails on random rewards.
     """
+    if name in BASELINES and BASELINES[name].meaning != YOUR_OWN:
+        raise ValueError(f"there is a baseline {name!r} already; choose another name.")
     takes = tuple(inspect.signature(function).parameters)
     if takes[:2] != ("rewards_PG", "valid_PG") or not {"norm2_PG", "length_PG"}.issuperset(takes[2:]):
         raise ValueError(
@@ -62,9 +66,13 @@ def register_baseline(name: str, function: Callable[..., Tensor]) -> None:
             raise ValueError(f"baseline {name!r} must return finite numbers, a tensor of shape {tuple(shape)}.")
         return b
 
-    FUNCTIONS[name], BASELINES[name] = checked, Baseline("your own", unbiased=False, needs=takes[2:])
+    FUNCTIONS[name], BASELINES[name] = checked, Baseline(YOUR_OWN, unbiased=False, needs=takes[2:])
     try:
-        BASELINES[name] = replace(BASELINES[name], unbiased=not depends_on_own_output(name))
+        unbiased = not depends_on_own_output(name)
+        ties_PG = torch.tensor([[1.0] * 3, [0.0] * 3], dtype=torch.float64, device="cpu")
+        inputs: dict[str, Any] = {**random_inputs(2, 3, 4, torch.Generator("cpu"))}
+        learns_from_ties = not torch.allclose(baseline(name, ties_PG, **inputs), ties_PG)
+        BASELINES[name] = replace(BASELINES[name], unbiased=unbiased, learns_from_ties=learns_from_ties)
     except Exception as error:
         del FUNCTIONS[name], BASELINES[name]
         raise ValueError(f"baseline {name!r} fails on random rewards: {type(error).__name__}: {error}") from error

@@ -33,7 +33,7 @@ NEW, TREND = 0.7, 0.5
 """The weights of the newest update in kappa, and in its trend (Holt's double exponential smoothing)."""
 UNFELT = 100.0
 """How many times less than it was meant a step takes that is all but unfelt."""
-NO_SIGNAL = 0.1
+LEAST_N_SNR = 0.1
 """The N SNR below which no signal is left."""
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
@@ -162,7 +162,7 @@ class MeasuredRate:
         state = self.state
         if low > 0:
             state.signal_seen, state.signal_over = state.signal_seen or state.arrived, False
-        elif state.signal_seen and high * average.moments.n < NO_SIGNAL:
+        elif state.signal_seen and high * average.moments.n < LEAST_N_SNR:
             state.signal_over = True  # until it is seen again
         return not (state.unfelt or state.signal_over)
 
@@ -258,12 +258,12 @@ class MeasuredRate:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
         self.state, self.gauge.state = RateState(**state["state"]), GaugeState(**state["gauge"])
-        vars(self.slope).update(state["slope"])
+        self.slope = Slope(**state["slope"])
 
 
 def _why_not_measured(kl: float) -> str:
     if not kl < math.inf:
-        return "log-probabilities are NaN or infinite after the update, and were so before it."
+        return "log-probabilities are NaN or infinite after the update."
     return (
         f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot be "
         "measured: take those before and after it of the same rows, in the same precision, without dropout."

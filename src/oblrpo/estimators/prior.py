@@ -85,7 +85,7 @@ class Prior:
         new += torch.stack([valid_PG.sum(), weight_PG.sum(), (weight_PG * rewards_PG).sum()]).cpu()
 
     def next_step(self) -> None:
-        """Make an earlier step of the batch, which is done with."""
+        """The batch is complete: count it among earlier steps."""
         self._sums = self.memory * (self._sums + self._new_sums)
         self._new_sums = torch.zeros_like(self._sums)
         self._risk_C = self.memory * (self._risk_C + self._new_risk_C)

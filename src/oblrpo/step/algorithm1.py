@@ -2,8 +2,8 @@
 
 P prompts q have G outputs o each, with rewards F. The gradient is streamed over micro-batches of whole groups. Which
 baseline and which rate are taken is decided by the parts `baseline` and `schedule`; no algorithm is named here.
-What the paper does not have (several updates a batch, a KL penalty, outputs left out, the ledger) is passed in, or
-wraps this class: see `trainer.learner`.
+`sample`, `batch`, `gradient` and `update` are the step, in this order. `trainer.learner.Learner` calls them, and adds
+what the paper does not have: several updates a batch, a KL penalty, outputs left out, the ledger.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Algorithm1:
 
     policy: Policy
     sampler: Sampler
-    rewards: Callable[..., tuple[list[list[float]], list[list[bool]]]]  # F, and which are valid
+    rewards: Callable[..., tuple[list[list[float]], list[list[bool]]]]  # F, and which are valid; `rewards.Rewards`
     rollout: RolloutConfig  # settings: how many outputs a prompt, how long, at which temperature
     micro_batches: MicroBatches
     algorithm: Algorithm  # what F - b is divided and weighted by
@@ -48,20 +48,6 @@ class Algorithm1:
     schedule: estimators.SNRSchedule
     movement: Movement  # for schedules that measure how far an update moves the policy
     optimizer: Optimizer
-
-    def step(self, problems: list[Problem], number: int) -> Update:
-        """One step: sample, take the gradient, update, and let the sampler take over the new weights.
-
-        Args:
-            problems: the prompts, and what verifies their outputs.
-            number: the number of the step, from 1.
-        """
-        batch = self.batch(self.sample(problems))
-        baseline = self.baseline.begin(number, batch)
-        update = self.update(self.gradient(batch, baseline))
-        self.baseline.end_step(baseline)
-        self.sampler.sync(self.policy)
-        return update
 
     def sample(self, problems: list[Problem]) -> Samples:
         """Sample G outputs o of each of the P prompts q, and reward them."""
@@ -85,7 +71,7 @@ class Algorithm1:
 
         Args:
             batch: the outputs and their rewards.
-            baseline: this pass's baseline, which has been shown the batch.
+            baseline: this pass's baseline, begun on the batch.
             weigh: what scores are multiplied by, of outputs that the policy has not sampled as it is.
 
         Raises:
@@ -125,7 +111,7 @@ class Algorithm1:
         rate = schedule.learning_rates[0]
         if schedule.measures_updates:
             change = self.movement.watch(gradient)
-        self.optimizer.step()
+        self.optimizer.step()  # the schedule's hook then puts eta_0 back
         self.optimizer.zero_grad(set_to_none=True)  # its room is needed by what measures the update
         if change is not None:  # how far the policy moved; an update that went too far is shortened
             kl, left = schedule.confine(change)

@@ -1,4 +1,4 @@
-"""The named baseline in a training step: what earlier steps say of it, and what one pass over a batch makes of that."""
+"""The named baseline in a training step: its memory of earlier steps, and one pass over a batch."""
 
 from __future__ import annotations
 
@@ -44,18 +44,13 @@ class StepBaseline:
         `step` is the number of the step, by which norms and their proxies are compared; None in later passes over the
         same batch, which compare nothing.
         """
-        known_PG = None if batch is None else batch.baseline_PG
-        if batch is not None and known_PG is None and not self.weighted:
-            known_PG = estimators.baseline(
-                self.name,
-                batch.rewards_PG,
-                valid_PG=batch.valid_PG,
-                prior=self.prior,
-                **estimators.baseline_inputs(batch.own_PGT),
-            )
         compares = step is not None and self.every > 0 and step % self.every == 0
+        known_PG = None if batch is None else batch.baseline_PG
         # A copy: what this pass observes is part of the past only once the step has come to its end.
-        return BaselinePass(self, copy.deepcopy(self.prior), compares, known_PG)
+        begun = BaselinePass(self, copy.deepcopy(self.prior), compares, known_PG)
+        if batch is not None and known_PG is None and not self.weighted:
+            begun.known_PG = begun.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT)
+        return begun
 
     def end_step(self, first: BaselinePass) -> None:
         """Make what the first pass over the batch has seen a part of the past."""

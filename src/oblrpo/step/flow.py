@@ -1,8 +1,8 @@
-"""What flows through a step, one class each: Sequences -> Samples -> Batch -> Part -> Gradient -> Update.
+"""The records of a step: Samples -> Batch -> Part (with what its scores are Weighed by) -> Gradient -> Update.
 
 `policy.Sequences` are tokens. Samples add the rewards F of P prompts with G outputs each; a batch adds how each F - b
 enters the mean; a gradient is what its parts add up to, and an update is what was made of it. All of them are
-read-only. Row p G + j of everything with an axis S is output j of prompt p.
+read-only. Row p G + j of what has an axis S is output j of prompt p. A part takes its rows of every `_PG` field.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Batch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers P and G, counting outputs that do not count and prompts that take no part, too."""
+        """P and G, of all outputs, also those that do not count; (S, 1) in a part whose prompts have unlike numbers."""
         P, G = self.rewards_PG.shape
         return P, G
 
@@ -222,7 +222,7 @@ def on_policy(part: Batch, token_logps_SC: Tensor) -> Weighed:
 
 @dataclass(frozen=True)
 class Part:
-    """The results of one micro-batch of whole groups; its share of the gradient is in `.grad`."""
+    """The results of one micro-batch; its share of the gradient is in `.grad`."""
 
     batch: Batch
     weighed: Weighed
@@ -246,7 +246,7 @@ class Gradient:
     norm2: float
     """The squared norm || g ||^2 of the batch gradient, before any clipping."""
     group_norm2_P: Tensor
-    """That of the gradient g_i of each prompt that takes part."""
+    """The squared norm of the gradient g_i of each prompt that takes part."""
     norm2_PG: Tensor | None
     """Squared score norms, where they were taken."""
     baseline_PG: Tensor
@@ -310,7 +310,7 @@ class Gradient:
     def ess_ratio(self) -> float:
         """The effective sample size over the batch's, (sum rho)^2 / (B sum rho^2); 1 where all rho are 0."""
         rho_N = self.rho_PG[self.batch.valid_PG & self.batch.kept_PG].double()
-        one_N = torch.ones_like(rho_N)
+        one_N = torch.ones_like(rho_N)  # dot products: sums in another order would change the last bit of a rate
         return float((one_N @ rho_N) ** 2 / (len(rho_N) * (one_N @ rho_N.square()))) if rho_N.any() else 1.0
 
     @property
@@ -319,8 +319,8 @@ class Gradient:
         return self.entropy_sum / float(self.batch.sequences.own_ST.sum())
 
     @property
-    def trained(self) -> float:
-        """The share of the outputs that went through the model; the coefficients of the others are 0."""
+    def trained_share(self) -> float:
+        """The share of the outputs that went through the model."""
         return float(self.logps_PG.isfinite().double().mean())
 
     @property
@@ -339,7 +339,7 @@ class Update:
     learning_rate: float
     """The rate really used; 0 where there was no gradient, and so no update."""
     smoothed: estimators.Moments
-    """Signal and noise, averaged over steps."""
+    """Signal and noise, averaged over steps; the batch's own where no update was made."""
     snr_interval: tuple[float, float]
     """95 % interval of the averaged signal-to-noise ratio."""
     kl: float | None
@@ -347,4 +347,4 @@ class Update:
     target_kl: float = math.nan
     """The KL that the schedule meant the update to take; NaN where it has no such aim."""
     further: dict[str, float] = field(default_factory=dict)
-    """Metrics of some steps: the variance ledger, how well proxies agree with exact norms, the sampler's mismatch."""
+    """Metrics of some steps: the ledger, proxies beside exact norms, the sampler's mismatch, what was clipped."""

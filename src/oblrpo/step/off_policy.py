@@ -43,7 +43,8 @@ class ImportanceWeights:
         a ratio that is the importance weight itself becomes min(C, pi / sampler).
         """
         width, own_SC = token_logps_SC.shape[1], part.sequences.own_SC
-        rho_PG, token_weight_SC, clipped, old_SC = torch.ones_like(part.rewards_PG), None, None, token_logps_SC
+        rho_PG, old_SC = torch.ones_like(part.rewards_PG), token_logps_SC
+        token_weight_SC = clipped = None
         if self.old_token_logps_SC is not None:
             old_SC = self.old_token_logps_SC[part.index_S, :width]
             fixed_PG = torch.zeros_like(part.rewards_PG) if part.baseline_PG is None else part.baseline_PG
@@ -57,11 +58,11 @@ class ImportanceWeights:
         if self.sampler_logps_SC is None:
             return Weighed(rho_PG, token_weight_SC, clipped)
         trainer_SC = token_logps_SC if self.ratio.is_importance_weight else old_SC
-        mismatch = log_ratio(trainer_SC, self.sampler_logps_SC[part.index_S, :width], own_SC)
+        log_ratio_S, difference_N = log_ratio(trainer_SC, self.sampler_logps_SC[part.index_S, :width], own_SC)
         if self.clip_max is not None:
-            corrected_PG = truncated(mismatch[0], self.clip_max).view(part.shape).to(rho_PG)
+            corrected_PG = truncated(log_ratio_S, self.clip_max).view(part.shape).to(rho_PG)
             rho_PG = corrected_PG if self.ratio.is_importance_weight else corrected_PG * rho_PG
-        return Weighed(rho_PG, token_weight_SC, clipped, *mismatch)
+        return Weighed(rho_PG, token_weight_SC, clipped, log_ratio_S, difference_N)
 
 
 def log_ratio(token_logps_SC: Tensor, sampler_logps_SC: Tensor, mask_SC: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,10 +36,9 @@ def score(
 
 def _scored(part: Batch, logps: Logps, weighed: Weighed) -> Tensor:
     """What the score of each output is the gradient of, (S,): log pi(o|q), or sum_t m_t log pi(o_t) of weights m_t."""
-    weight_SC = weighed.token_weight_SC
-    return (
-        (logps.token_logps_SC if weight_SC is None else logps.token_logps_SC * weight_SC) * part.sequences.own_SC
-    ).sum(1)
+    if weighed.token_weight_SC is None:
+        return logps.logps_S
+    return (logps.token_logps_SC * weighed.token_weight_SC * part.sequences.own_SC).sum(1)
 
 
 def _in_slices(

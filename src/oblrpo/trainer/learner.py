@@ -44,7 +44,7 @@ class StepResult:
     all_samples: Samples | None = None
     """All that was sampled, where some of it was dropped before anything was learned from it."""
     rounds: int | None = None
-    """How many times prompts were sampled for it, where that is not once by itself."""
+    """How many times prompts were sampled for it, set with dynamic sampling only."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Learner:
             return self.core.sample(problems)
 
     def learn_from(self, samples: Samples, number: int) -> StepResult:
-        """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`."""
+        """Learn from what was sampled in step `number`, and let the sampler take over the new weights."""
         charged, kl_PG = samples, None
         if self.reference is not None:
             charged_PG, kl_PG = self.reference.penalised(samples.rollouts.sequences, samples.rewards_PG)
@@ -145,7 +145,7 @@ class Learner:
             if updates:
                 clipped.append(clip_metrics(gradient.parts, self.ratio))
             else:
-                metrics |= first.compare(gradient) if first.compares else {}
+                metrics |= first.compare(gradient)
                 metrics |= sampler_metrics(gradient.parts, self.clip_max)
                 self.ledger.save_up(batch)
                 weights = replace(weights, old_token_logps_SC=gradient.token_logps_SC)
@@ -189,16 +189,20 @@ class Learner:
     def update(self, gradient: Gradient) -> Update:
         """The update of Algorithm 1, and the scheduler of the rate."""
         parameters = self.core.policy.parameters
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-        give_back(weights)  # the tape's room, before room is taken for the optimizer and a copy of the weights
-        update = self.core.update(gradient)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)  # bytes
+        give_back(size)  # the tape's room, before room is taken for the optimizer and a copy of the weights
+        try:
+            update = self.core.update(gradient)
+        except ValueError:  # the schedule could not measure it, because the update broke the policy
+            check_finite("weight", torch.stack([parameter.detach().sum() for parameter in parameters]))
+            raise
         check_finite("weight", torch.stack([parameter.detach().sum() for parameter in parameters]))
-        give_back(weights)  # the gradient's room, which would lie between what the next forward keeps
+        give_back(size)  # the gradient's room, which would lie between what the next forward keeps
         self._end_update()
         return update
 
     def _end_update(self) -> None:
-        """Advance the scheduler of the rate, which counts updates, also those that were skipped."""
+        """Advance the scheduler of the rate, which counts updates, and those that equal rewards made needless."""
         if self.scheduler is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
@@ -231,7 +235,7 @@ class Learner:
             for name, part in self._parts.items():
                 part.load_state_dict(state[name])
             training(self.core.optimizer)
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"the state of {run} does not fit these settings or this version ({error}); start a new run from its "
                 "checkpoint with --model."

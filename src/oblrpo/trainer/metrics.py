@@ -69,7 +69,7 @@ def _update_metrics(updates: list[Update]) -> dict[str, Any]:
         norm2_N, rewards_N = gradient.norm2_PG[valid_PG], gradient.batch.rewards_PG[valid_PG]
         norms = {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
     return {
-        "completions/trained_ratio": gradient.trained,
+        "completions/trained_ratio": gradient.trained_share,
         "entropy": gradient.entropy,
         "grad_norm": gradient.norm2**0.5,
         "learning_rate": last.learning_rate,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from oblrpo.adapters.conditions import Rule, check, off
+from oblrpo.adapters.shared.conditions import Rule, check, off
 from oblrpo.adapters.trl import sampling
 from oblrpo.errors import InputError
 from oblrpo.rollout.weights import check_weights, is_tied

@@ -9,7 +9,7 @@ from typing import Any
 import trl
 from trl import GRPOConfig
 
-from oblrpo.adapters.conditions import check_version
+from oblrpo.adapters.shared.conditions import check_version
 from oblrpo.adapters.trl.checks import check_config
 from oblrpo.tables.baselines import UNBIASED
 from oblrpo.tables.schedules import SCHEDULES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from oblrpo.adapters.metrics import finite, signal_metrics
-from oblrpo.adapters.plain_state import load_schedule, schedule_state
+from oblrpo.adapters.shared.metrics import finite, signal_metrics
+from oblrpo.adapters.shared.state import load_schedule, schedule_state
 from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
 from oblrpo.adapters.trl.gradient import BatchGradient, GatheredBatch
@@ -84,7 +85,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._reference.load_state_dict({"weights": [p.detach().clone() for p in self._policy.parameters]})
         self._schedule: SNRSchedule
         self._rate: float | None = None
-        self._watched: Any = None
+        self._update: tuple[float, float, Callable[[], Tensor] | None] | None = None  # factor, rate, and its measure
         self.add_callback(_Callback(self))
 
     def _take_over_vllm(self) -> None:
@@ -221,7 +222,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _begin(self) -> None:
         """Begin with a new batch, whatever an interrupted run has left."""
         self._gradient.forget()
-        self._watched = self._buffered_inputs = None
+        self._update = self._buffered_inputs = None
         self._step = 0
         self._last_loaded_step = -1  # vLLM may hold an earlier run's weights of a step of the same number
 
@@ -238,11 +239,10 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         mean_length, room = float(columns["length"].mean()), headroom(columns["reward"], columns["valid"])
         factor = schedule.step(batch.moments, mean_length=mean_length, headroom=room)
-        self._rate = schedule.learning_rates[0]
-        if schedule.measures_updates:
-            self._watched = self._gradient.watch()
+        change = self._gradient.watch() if schedule.measures_updates else None
+        self._update = factor, schedule.learning_rates[0], change
         low, high = schedule.snr_interval()
-        metrics |= signal_metrics(schedule, batch.moments, factor)
+        metrics |= signal_metrics(schedule, batch.moments)
         self._add_metrics(metrics | {"snr_low": low, "snr_high": high, "skipped": 0.0})
 
     def _take_away(self, metrics: dict[str, float]) -> None:
@@ -252,19 +252,18 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._add_metrics(metrics | NO_SIGNAL)
 
     def _after_update(self) -> None:
-        """Measure how far the update moved the policy, and shorten it where it went too far."""
-        if self._watched is not None:
-            assert self._rate is not None
-            try:
-                step = self._schedule.confine(self._watched)
-            except ValueError as error:
-                raise InputError(f"the update cannot be measured: {error}") from None
-            self._rate *= step.share
-            metrics = self._metrics["train"]
-            metrics["lr_factor"][-1] *= step.share
-            metrics["step_kl"].append(step.kl)
-            metrics["step_kl_target"].append(self._schedule.target_kl)
-        self._watched = None
+        """Measure how far the update moved the policy, shorten it where it went too far, and log its rate."""
+        if self._update is not None:
+            factor, self._rate, change = self._update
+            if change is not None:
+                try:
+                    step = self._schedule.confine(change)
+                except ValueError as error:
+                    raise InputError(f"the update cannot be measured: {error}") from None
+                factor, self._rate = factor * step.share, self._rate * step.share
+                self._add_metrics({"step_kl": step.kl, "step_kl_target": self._schedule.target_kl})
+            self._add_metrics({"lr_factor": factor})
+        self._update = None
         self._gradient.forget()
 
     # ---- calls from TRL ----

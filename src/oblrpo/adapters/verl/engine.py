@@ -17,8 +17,8 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from oblrpo import estimators
-from oblrpo.adapters.metrics import signal_metrics
-from oblrpo.adapters.plain_state import load_schedule, schedule_state
+from oblrpo.adapters.shared.metrics import signal_metrics
+from oblrpo.adapters.shared.state import load_schedule, schedule_state
 from oblrpo.adapters.verl import rehearsal
 from oblrpo.adapters.verl.checks import check_dropout
 from oblrpo.adapters.verl.movement import EngineMovement, rounds
@@ -180,8 +180,8 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         batch = self._moments(norm2)
         mean_length, headroom = self._batch.get("mean_length"), self._batch.get("headroom", math.inf)
         factor = self._schedule.step(batch, mean_length=mean_length, headroom=headroom)
-        self._metrics = {"skipped": 0.0, "lr_used": self._schedule.learning_rates[0]}
-        self._metrics |= signal_metrics(self._schedule, batch, factor)
+        self._metrics = {"skipped": 0.0, "lr_used": self._schedule.learning_rates[0], "lr_factor": factor}
+        self._metrics |= signal_metrics(self._schedule, batch)
 
     def _state_file(self, folder: str) -> Path:
         return Path(folder) / f"oblrpo_schedule_rank_{self.rank}.json"

@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo import estimators
-from oblrpo.adapters.plain_state import with_tensors, without_tensors
+from oblrpo.adapters.shared.state import with_tensors, without_tensors
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import check_choice, check_config

@@ -14,13 +14,10 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def signal_metrics(
-    schedule: estimators.SNRSchedule, batch: estimators.Moments | None, factor: float
-) -> dict[str, float]:
+def signal_metrics(schedule: estimators.SNRSchedule, batch: estimators.Moments | None) -> dict[str, float]:
     """Signal and noise: averaged over steps as the schedule sees them, and this batch's own where it has any."""
     smoothed = schedule.smoothed
     return {
-        "lr_factor": factor,
         "snr": smoothed.snr,
         "n_snr": smoothed.n_snr,
         "critical_batch_size": smoothed.critical_batch_size,
