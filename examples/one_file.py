@@ -1,10 +1,11 @@
-"""OBLR-PO in one file, top to bottom, to read and to copy: `python examples/one_file.py` (two minutes on one core).
+"""OBLR-PO in one file, top to bottom, to read and to copy: `python examples/one_file.py` (75 seconds on one core).
 
 A tiny Qwen3 policy finds routes in graphs (`ab,bc,cd,ae:a>d=` -> `abcd`). It samples, weighs rewards by exact squared
-score norms, and sets its learning rate from its gradients. Bring your own model, prompts and reward; oblrpo gives the
-four things that a loop needs of it: `ScoreTape`, `baseline`, `moments` and `SNRSchedule`.
+score norms, and sets its learning rate from its gradients. Bring your own model, prompts and reward; `oblrpo.scores`
+and `oblrpo.estimators` need torch only. The trainer adds: missing rewards, gradients that are 0 or not finite, sets of
+few prompts, micro-batches, several updates a batch.
 
-Axes of names: P prompts, G outputs a prompt, S = P G sequences, T tokens of prompt and completion.
+Axes of names: P prompts, G outputs a prompt, S = P G sequences, T tokens of prompt and completion, V vocabulary.
 """
 
 import math
@@ -62,7 +63,7 @@ class OBLRPO:
         """Learn from P prompts with G outputs each, row p G + j being output j of prompt p."""
         valid_PG, (prompts, outputs) = torch.ones_like(rewards_PG, dtype=torch.bool), rewards_PG.shape
         if not differ(rewards_PG, valid_PG):
-            return {"learning_rate": 0.0}  # equal rewards say nothing
+            return {"learning_rate": 0.0}  # with equal rewards a step would be noise: scores have the mean 0
         # Score: one forward, and one backward for activations. The tape keeps what every score s = grad log pi is
         # made of; no `.grad` is touched yet.
         with self.tape:
@@ -75,23 +76,24 @@ class OBLRPO:
         self.prior.observe(rewards_PG, norm2_PG)
         self.prior.next_step()
         # Gradient: g = mean_i g_i with g_i = mean_j (F - b) s, from the tape, without another backward. Optimizers
-        # descend, hence the minus. The norms of the prompts' own g_i come from the same products.
+        # descend, hence the minus. The norms of the prompts' own g_i come from the same products, less their 1 / P.
         coef_PG = -advantages(rewards_PG, b_PG) / (prompts * outputs)
         self.optimizer.zero_grad()
         group_norm2_P = self.tape.accumulate(coef_PG.flatten(), outputs) * prompts**2
         self.tape.forget()
-        # Signal and noise: SNR = ||grad J||^2 / tr H, unbiased.
+        # Signal and noise: SNR = ||grad J||^2 / tr H, unbiased. `.grad` must be all of the gradient, and not clipped.
         batch = moments(group_norm2_P, squared_norm(list(self.model.parameters())))
         # Rate and update: as long as the gradients after the last steps say that these should have been. Then measure
-        # how far the policy moved, on one output of four; a step that went too far is shortened.
+        # how far the policy moved, on one output of four; a step that went too far is shortened. `headroom`: no step
+        # needs to go further than could earn all that is left to earn.
         self.schedule.step(
             batch, mean_length=float(own_ST.sum(1).double().mean()), headroom=headroom(rewards_PG, valid_PG)
         )
         rate = self.schedule.learning_rates[0]
         self.optimizer.step()
-        ids_ST, own_ST, before_ST = ids_ST[::4], own_ST[::4], logp_ST[::4].detach()
+        some_ids_ST, some_own_ST, before_ST = ids_ST[::4], own_ST[::4], logp_ST[::4].detach()
         with torch.no_grad():
-            kl, share = self.schedule.confine(lambda: token_logps(self.model, ids_ST, own_ST) - before_ST)
+            kl, share = self.schedule.confine(lambda: token_logps(self.model, some_ids_ST, some_own_ST) - before_ST)
         return {"learning_rate": rate * share, "step_kl": kl, "n_snr": self.schedule.smoothed.n_snr}
 
 
@@ -100,6 +102,7 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     task, rng = make_task("path"), random.Random(0)
+    # In eval mode: with dropout, log-probabilities would change by themselves.
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=END + 1, hidden_size=64, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
@@ -110,12 +113,13 @@ def main():
     for step in range(WARM):
         for group in teacher.param_groups:
             group["lr"] = 3e-3 * min(1, (step + 1) / 20) * (1 + math.cos(math.pi * step / WARM)) / 2
-        problems = task.train_batch(-1 - step, 128)
+        problems = task.train_batch(-1 - step, 128)  # batches that RL does not see; one hop of seven is wrong
         texts = [task.demonstration(problem, rng, 0.15) for problem in problems]
         batch = rows([list(each.prompt.encode()) for each in problems], [[*text.encode(), END] for text in texts])
         (-token_logps(model, *batch).sum() / batch[1].sum()).backward()
         teacher.step()
         teacher.zero_grad()
+    # The rate is where it starts; it finds its own from there.
     algorithm = OBLRPO(model, torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.0))
     for step in range(1, STEPS + 1):
         problems = [problem for problem in task.train_batch(step, P) for _ in range(G)]
