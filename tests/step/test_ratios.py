@@ -253,9 +253,9 @@ def test_bounds_are_the_sources_or_the_users():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"ratio": "cispo", "epsilon": 0.2}, "epsilon would change nothing"),
+        ({"ratio": "cispo", "epsilon": 0.2}, "epsilon has no effect"),
         ({"ratio": "cispo", "epsilon_high": 0.3}, "must be at least 1"),
-        ({"ratio": "sequence", "epsilon_high": 0.3}, "epsilon_high would change nothing"),
+        ({"ratio": "sequence", "epsilon_high": 0.3}, "epsilon_high has no effect"),
         ({"ratio": "ppo", "epsilon": -0.5}, "epsilon is -0.5; it must be a finite number of at least 0"),
         ({"ratio": "ppo", "algorithm": "vcpo"}, "importance weights of whole completions"),
         ({"ratio": "clip"}, "unknown ratio 'clip'"),
