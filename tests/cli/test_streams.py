@@ -74,7 +74,8 @@ def test_only_commands_that_leave_files_go_on_when_nobody_reads(command, code):
 def test_a_program_may_have_no_standard_output(monkeypatch):
     """As one without a console on Windows; the file that is opened next must not take its number."""
     code = (
-        "import os, sys; from oblrpo.streams import steady; steady(); print('x'); print('y', file=sys.stderr)\n"
+        "import os, sys; from oblrpo.streams import install_streams; install_streams(); print('x')\n"
+        "print('y', file=sys.stderr); "
         "file = open(os.devnull); assert file.fileno() > 2, file.fileno(); sys.exit(7)"
     )
     done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=False)

@@ -44,7 +44,7 @@ def test_a_weight_that_is_not_there_is_named(folder, name, train):
 
 def test_a_weight_of_another_shape_is_named(folder):
     change(folder / "model.safetensors", **{WEIGHT: torch.zeros(3, 3)})
-    assert f"{WEIGHT} has the shape (3, 3), where its config asks for (48, 16)" in refused(folder)
+    assert f"{WEIGHT} has the shape (3, 3), but its config wants (48, 16)" in refused(folder)
 
 
 def test_a_tied_head_need_not_be_there_and_another_must(folder, tmp_path, tiny_policy):

@@ -257,7 +257,7 @@ class RunConfig:
     threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which is faster, else one per core."""
     report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()
-    """Trackers that metrics are sent to, such as tensorboard; or wandb, trackio (an extra each). Nothing leaves the
+    """Trackers to send metrics to, such as tensorboard; or wandb, trackio (an extra each). Nothing leaves the
     machine unless the environment says so: WANDB_MODE=online, TRACKIO_SPACE_ID."""
     log_completions: Annotated[bool, MAY_CHANGE, NO_PROJECTS] = False
     """Send every step's completions to wandb and trackio, as a table with rewards and advantages."""

@@ -2,8 +2,8 @@
 
 P prompts q have G outputs o each, with rewards F. The gradient is streamed over micro-batches of whole groups. Which
 baseline and which rate are taken is decided by the parts `baseline` and `schedule`; no algorithm is named here.
-`sample`, `batch`, `gradient` and `update` are the step, in this order. `trainer.learner.Learner` calls them, and adds
-what the paper does not have: several updates a batch, a KL penalty, outputs left out, the ledger.
+`step` is all of it. A run's `trainer.learner.Learner` calls the same parts, and adds what the paper does not
+have: several updates a batch, a KL penalty, outputs left out, the ledger.
 """
 
 from __future__ import annotations
@@ -48,6 +48,22 @@ class Algorithm1:
     schedule: estimators.SNRSchedule
     movement: Movement  # for schedules that measure how far an update moves the policy
     optimizer: Optimizer
+
+    def step(self, problems: list[Problem], number: int) -> Update:
+        """One step of the paper; a run's `Learner.step` makes the same where nothing is added (tested).
+
+        Args:
+            problems: the prompts, and what verifies their outputs.
+            number: the number of the step, from 1, by which norms and proxies are compared.
+        """
+        batch = self.batch(self.sample(problems))
+        baseline = self.baseline.begin(number, batch)
+        gradient = self.gradient(batch, baseline)
+        baseline.compare(gradient)  # of which a calibrated proxy learns
+        update = self.update(gradient)
+        self.baseline.end_step(baseline)
+        self.sampler.sync(self.policy)
+        return update
 
     def sample(self, problems: list[Problem]) -> Samples:
         """Sample G outputs o of each of the P prompts q, and reward them."""
