@@ -115,3 +115,22 @@ def test_a_ledger_is_taken_when_its_share_of_the_work_has_been_saved(tiny_policy
         assert len(taken[::2]) == int(398 * a_step) > 1
         for looks, step in enumerate(taken[::2], start=1):
             assert looks - 1e-9 <= (step - 1) * a_step <= looks + a_step + 1e-9
+
+
+def test_two_prompts_are_enough_and_one_is_not(tiny_policy, batch):
+    for prompts, taken in ((2, True), (1, False)):
+        valid_PG = torch.zeros(P, G, dtype=torch.bool)
+        valid_PG[:prompts] = True
+        some = replace(batch, valid_PG=valid_PG)
+        assert (VarianceLedger(tiny_policy, 1.0, ALL).take(some, Prior(), 0, ON_POLICY) is not None) is taken
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (3, [1, 3, 6])])
+def test_a_ledger_is_taken_in_step_1_and_in_every_so_many(tiny_policy, batch, every, steps):
+    """With the effective dimension of RLOO's noise beside it; step 0 is no step of a run."""
+    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=True, every=every)
+    metrics = {step: ledger.metrics(batch, Prior(), step, ON_POLICY) for step in range(7)}
+    assert [step for step, found in metrics.items() if found] == steps
+    for found in filter(None, metrics.values()):
+        rloo = ledger_of(tiny_policy, batch).entries["rloo"]
+        assert found["effective_dimension"] == pytest.approx(rloo.effective_dimension, rel=1e-6)
