@@ -12,7 +12,7 @@ from oblrpo.checksums import sum_of
 from oblrpo.errors import InputError
 from oblrpo.rewards.worker import load_function
 from oblrpo.settings import AlgorithmConfig, OptimConfig
-from oblrpo.tables.algorithms import ALGORITHMS, NORMALISATIONS, WEIGHTINGS, Algorithm
+from oblrpo.tables.algorithms import ALGORITHMS, SMALLEST_GROUPS, WEIGHTING_NAMES, Algorithm
 from oblrpo.tables.baselines import BASELINES
 from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
 from oblrpo.tables.schedules import SCHEDULES
@@ -39,8 +39,8 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
         )
     given: dict[str, tuple[str, Collection[str]]] = {
         "baseline": (algorithm.baseline, trainable),
-        "normalisation": (algorithm.normalisation, NORMALISATIONS),
-        "weighting": (algorithm.weighting, WEIGHTINGS),
+        "normalisation": (algorithm.normalisation, SMALLEST_GROUPS),
+        "weighting": (algorithm.weighting, WEIGHTING_NAMES),
         "schedule": (optim.schedule, SCHEDULES),
         "ratio": (algorithm.ratio, RATIOS),
     }

@@ -169,3 +169,17 @@ def test_before_the_first_gradient_there_is_neither_signal_nor_noise():
     assert (average.moments.n_snr, average.moments.n, average.signal_share()) == (0.0, 4, 0.0)
     average.add(Moments(1.0, 2.0, 4))
     assert average.moments.n_snr == 2.0
+
+
+def test_two_averages_are_enough_for_the_interval_to_reach_as_far_as_the_ratio_has_moved():
+    """A rising ratio: the interval's upper side is longer by what the shorter average is ahead."""
+    average = MomentAverage(0.6)
+    assert len(average._averages) == 2
+    for step in range(12):
+        average.add(Moments(signal2=1.0 + 0.1 * step, trace_cov=50.0 + (-1) ** step, n=8))
+    shorter, longer = average._averages
+    taken = average._averages[average._taken]
+    low, high = average.snr_interval(1.96)
+    assert shorter.ratio > longer.ratio
+    drift = (shorter.ratio - longer.ratio) / (longer.age - shorter.age) * taken.age
+    assert high - taken.ratio == pytest.approx(taken.ratio - low + drift, rel=1e-9)

@@ -283,7 +283,7 @@ def test_every_row_has_a_function_that_takes_what_it_needs():
         assert tuple(inspect.signature(FUNCTIONS[name]).parameters) == ("rewards_PG", "valid_PG", *row.needs), name
         assert row.normalisation in NORMALISATIONS
         assert row.meaning.endswith(".")
-    assert (list(NORMALISATIONS), tuple(WEIGHTINGS)) == (list(algorithms.NORMALISATIONS), algorithms.WEIGHTINGS)
+    assert (list(NORMALISATIONS), tuple(WEIGHTINGS)) == (list(algorithms.SMALLEST_GROUPS), algorithms.WEIGHTING_NAMES)
 
 
 def test_a_new_baseline_is_a_row_and_a_function(monkeypatch):

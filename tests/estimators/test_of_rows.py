@@ -116,3 +116,10 @@ def test_without_pairs_of_outputs_nothing_is_known_of_a_prompts_own_mean():
     assert estimators.own_norm2(norm2_P, part2_PG, torch.tensor([[1, 0], [0, 0]]).bool()) is None
     assert estimators.own_norm2(norm2_P, part2_PG, torch.tensor([[1, 0], [1, 1]]).bool()) == pytest.approx(2 * (9 - 5))
     assert estimators.own_norm2(norm2_P, part2_PG, ALL_PG[:2]) == pytest.approx((2 * (4 - 5) + 2 * (9 - 5)) / 2)
+
+
+def test_outputs_that_do_not_count_enter_no_prompts_own_mean():
+    """By hand: ||g||^2 of 5 and parts of 1 and 2 over the two that count, 2 / 1 (5 - 3); a lone output says nothing."""
+    part2_PG = torch.tensor([[1.0, 2.0, 7.0], [4.0, 7.0, float("nan")]])
+    valid_PG = torch.tensor([[True, True, False], [True, False, False]])
+    assert estimators.own_norm2(torch.tensor([5.0, 4.0]), part2_PG, valid_PG) == 4.0

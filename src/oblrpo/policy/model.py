@@ -77,7 +77,7 @@ class Policy:
     """Folder or hub name that the model, or its adapters, were loaded from."""
 
     @property
-    def rounds(self) -> bool:
+    def low_precision(self) -> bool:
         """Whether the policy computes with fewer digits than float32."""
         return self.bf16 or any(p.dtype in {torch.bfloat16, torch.float16} for p in self.model.parameters())
 

@@ -29,7 +29,7 @@ class Movement:
 
     def of(self, chosen: Sequences, token_logps_SC: Tensor) -> Callable[[], Tensor]:
         """The same of these rows, with their log pi before, NaN where nothing has taken it."""
-        if self.policy.rounds:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
+        if self.policy.low_precision:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
             return lambda: self._token_logps_SC(chosen)
         before_SC = token_logps_SC[:, : chosen.own_SC.shape[1]]
         if not before_SC.isfinite().all():  # some did not go through the model

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from oblrpo.tables.baselines import BASELINES
 
-NORMALISATIONS = {"none": 1, "group_std": 2, "batch_std": 1}
+SMALLEST_GROUPS = {"none": 1, "group_std": 2, "batch_std": 1}
 """What advantages may be divided by -> the fewest valid outputs of a prompt that it compares."""
 
-WEIGHTINGS = ("sequence", "sequence_mean", "token_mean", "constant")
+WEIGHTING_NAMES = ("sequence", "sequence_mean", "token_mean", "constant")
 """How the loss may weigh tokens."""
 
 
@@ -26,7 +26,7 @@ class Algorithm:
     @property
     def smallest_group(self) -> int:
         """The fewest valid outputs that a prompt takes part with: as many as baseline and normalisation compare."""
-        return max(BASELINES[self.baseline].smallest_group, NORMALISATIONS[self.normalisation])
+        return max(BASELINES[self.baseline].smallest_group, SMALLEST_GROUPS[self.normalisation])
 
 
 ALGORITHMS = {

@@ -23,7 +23,7 @@ class Baseline:
     off_policy: bool = False
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
-    """What its authors divide the advantages by, a name of `NORMALISATIONS`."""
+    """What its authors divide the advantages by, a name of `estimators.NORMALISATIONS`."""
     trainable: bool = True
     """Whether a run may train with it; the others are measured in the variance ledger only."""
     learns_from_ties: bool = False

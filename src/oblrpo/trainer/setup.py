@@ -147,7 +147,7 @@ def make_learner(
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=optim.schedule_kl,
             updates=iterations,
-            low_precision=policy.rounds,
+            low_precision=policy.low_precision,
         )
         # Where lengths decide which prompts go together, this batch's part of the prior would depend on own outputs.
         by_length = bool(rollout.tokens_per_micro_batch)

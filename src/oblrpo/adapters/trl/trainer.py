@@ -179,7 +179,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 optimizer,
                 settings.schedule,
                 kl=settings.schedule_kl,
-                low_precision=self._policy.rounds,
+                low_precision=self._policy.low_precision,
             )
         except ValueError as error:
             raise InputError(f"the schedule cannot be used: {error}") from None

@@ -21,7 +21,7 @@ from oblrpo.adapters.shared.metrics import signal_metrics
 from oblrpo.adapters.shared.state import load_schedule, schedule_state
 from oblrpo.adapters.verl import rehearsal
 from oblrpo.adapters.verl.checks import check_dropout
-from oblrpo.adapters.verl.movement import EngineMovement, rounds
+from oblrpo.adapters.verl.movement import EngineMovement, low_precision
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
@@ -49,7 +49,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._settings = settings
         self._tape = ScoreTape(self.module, "streamed")
         self._schedule = estimators.SNRSchedule(
-            self.optimizer, settings.schedule, kl=settings.kl, low_precision=rounds(self)
+            self.optimizer, settings.schedule, kl=settings.kl, low_precision=low_precision(self)
         )
         rehearsal.rehearse(self, settings.exact_pairs)
 

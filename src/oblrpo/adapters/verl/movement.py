@@ -39,7 +39,7 @@ def key_of(ids: Tensor) -> int:
     return zlib.crc32(ids.long().cpu().numpy().tobytes())
 
 
-def rounds(engine: Any) -> bool:
+def low_precision(engine: Any) -> bool:
     """Whether an engine computes log-probabilities with fewer digits than float32."""
     return bool(engine._autocast_dtype != torch.float32)
 
@@ -69,7 +69,7 @@ class EngineMovement:
         self._mask_SC = self._rows["response_mask"].to_padded_tensor(0).bool().cpu()
         self._mask_SC[meant:] = False
         # In a short type the schedule compares forwards of these rows alone (`SNRSchedule`).
-        self._before_SC = 0.0 if rounds(engine) else self._own(self._rows["old_log_probs"].to_padded_tensor(0))
+        self._before_SC = 0.0 if low_precision(engine) else self._own(self._rows["old_log_probs"].to_padded_tensor(0))
 
     def change(self) -> Tensor:
         """Return log pi after - log pi before by token, of all ranks' rows that are not padding, the same on each.

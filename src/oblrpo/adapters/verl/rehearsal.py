@@ -10,7 +10,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from oblrpo.adapters.verl.checks import MODEL
-from oblrpo.adapters.verl.movement import rounds
+from oblrpo.adapters.verl.movement import low_precision
 from oblrpo.errors import InputError
 from oblrpo.policy.rehearsal import two_rows
 from oblrpo.scores import UnsupportedModelError
@@ -45,7 +45,7 @@ def rehearse(engine: Any, exact_pairs: bool) -> None:
             f"along tokens, as hybrids have, which runs on from one packed row to the next; {UNPACK}"
         )
     change = float((_log_probs(engine, 1, packed, exact_pairs) - logp_C).abs().max())
-    if not change <= (MIXES_SHORT if rounds(engine) else MIXES):
+    if not change <= (MIXES_SHORT if low_precision(engine) else MIXES):
         raise InputError(
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
             f"changes with the row before it, by {change:.2g} nats, as in linear attention, Mamba and convolutions "
