@@ -7,6 +7,13 @@ themselves, with T the mean length of the batch's outputs in tokens. A step is m
 
 y being the length in root-nats a token that `Slope` finds. Its updates, one or several, are meant to go equal parts of
 that way: each has the rate (y - what the step has gone so far) / (updates left) / sqrt(kappa).
+
+The optimizer gets gradients in units of their scale, g / sqrt(c), with the c of `MomentAverage`: a batch whose gradient
+is a thousand times as large makes no longer step than others, and leaves no larger trace in the optimizer's averages.
+Of unbiased estimates of one gradient the mean with weights 1 / variance is best, and the variance goes as c. So the
+weight in momentum of what is older than a batch is also multiplied by min(1, sqrt(c / c before)): where gradients
+shrink, because the task has changed or is solved, old ones do not drown the new. It is never raised: a gradient that
+grows may have moved.
 """
 
 from __future__ import annotations
@@ -27,14 +34,18 @@ from oblrpo.estimators.slope import Slope
 
 TOO_FAR = 4.0
 """How many times the KL that was meant a step may take; it never takes more nats than the user allows."""
-FREE = 1e-3
-"""The nats a token up to which the rate may grow at once, until steps are as long as they are meant."""
+BEGIN = 1e-3
+"""The nats a token of a run's first step, whatever rate it begins with."""
 NEW, TREND = 0.7, 0.5
 """The weights of the newest update in kappa, and in its trend (Holt's double exponential smoothing)."""
 UNFELT = 100.0
 """How many times less than it was meant a step takes that is all but unfelt."""
+MOMENTA = ("exp_avg", "momentum_buffer")
+"""The names of averages of gradients in the state of torch's optimizers."""
 LEAST_N_SNR = 0.1
 """The N SNR below which no signal is left."""
+LONGER = 1e3
+"""How many times a first update is lengthened at once."""
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
 MOST_MOMENTUM = 0.95
@@ -52,6 +63,10 @@ class RateState:
 
     rate: float = 0.0
     """The rate of the last update; 0 before the first."""
+    felt_rate: float = 0.0
+    """The highest rate of a step that was felt."""
+    felt_unit: float = math.inf
+    """The smallest scale in which the optimizer got the gradient of one."""
     start: float = 0.0
     """The rate that a run began with."""
     root_kappa: float = 0.0
@@ -62,6 +77,10 @@ class RateState:
     """The length of the last step, which the optimizer's state keeps for the next gradient."""
     tokens: float = 1.0
     """The tokens of an output of the last batch."""
+    first_unit: float = 0.0
+    """The scale of the first batch's squared gradient; 0 before it."""
+    unit: float = 0.0
+    """The scale in which the optimizer got the last gradient."""
     arrived: bool = False
     """Whether a step was ever about as long as it was meant."""
     unfelt: bool = False
@@ -75,10 +94,9 @@ class RateState:
 class MeasuredRate:
     """The rate at which the next update is expected to move the policy by KL_t nats; none takes 4 times as many.
 
-    The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
-    rate whose KL is expected to be `FREE` a token, and shrinks at most `shrinkage` times. It changes only on what was
-    felt: an update too short to move the measured log-probabilities is lengthened for the measurement until it does,
-    and put back; where even that moves nothing, the rate stays.
+    The first update is made at the optimizer's own rate, and then lengthened or shortened to `BEGIN` nats a token.
+    From one step to the next the rate grows at most `growth` times, and shrinks at most `shrinkage` times. It changes
+    only on what was felt: where even a lengthened update moves nothing, the rate stays.
 
     Cost: a copy of the trained parameters during the step, the last update in bfloat16 between steps, and whatever
     forward the caller spends on `confine`.
@@ -109,7 +127,9 @@ class MeasuredRate:
             )
         self.gauge, self.settings, self.slope, self.state = gauge, settings, slope or Slope(), RateState()
         self.target_kl = settings.kl
+        gauge.optimizer.register_step_pre_hook(self._rescale)
         # Of the step at hand:
+        self._unit = 0.0  # the scale in which the optimizer is to get the gradient; 0: as it is
         self._updates_left = 0
         self._aim = 0.0  # the root of the KL that the next update is meant to take
         self._moved = 0.0  # the root of the KL that the step has taken so far
@@ -127,22 +147,43 @@ class MeasuredRate:
                 self.slope.observe(slope, state.length, average.moments.n)
             state.length = self._moved = 0.0
             self._change, self._updates_left = None, settings.updates
+        may_grow = self._may_grow(average)
+        # A policy that is sure of all has next to no gradient, and would be moved by one that was made large again.
+        held = state.felt_unit if state.unfelt or state.signal_over else 0.0
+        self._unit = max(average.scale, held)
         before, state.tokens = state.tokens, batch.mean_length or 1.0
         meant = min(state.tokens * self.slope.length**2, batch.headroom, settings.kl)
         self.target_kl = batch.ess_ratio * meant
         self._aim = max(0.0, math.sqrt(self.target_kl) - self._moved) / max(self._updates_left, 1)
         self._updates_left -= 1
+        if not state.root_kappa:
+            self._aim = min(self._aim, math.sqrt(BEGIN * state.tokens))
         if not state.start:
             state.start = state.rate = self.gauge.first_rate("auto")
         elif state.root_kappa:
             root = state.root_kappa * math.sqrt(state.tokens) * math.exp(state.trend)
-            longest = state.rate * (settings.growth if self._may_grow(average) else 1.0)
-            if not state.arrived:
-                longest = max(longest, math.sqrt(FREE * state.tokens) / root)
+            longest = state.rate * (settings.growth if may_grow else 1.0)
             grown = max(1.0, math.sqrt(state.tokens / before))  # outputs that grow need a lower rate for the same nats
             state.rate = min(max(self._aim / root, state.rate / settings.shrinkage / grown), longest)
         self.gauge.hold()
         return state.rate / state.start
+
+    @torch.no_grad()
+    def _rescale(self, *_: Any) -> None:
+        """Put gradients, which clipping has seen as they were, in units of their scale; and what momentum holds."""
+        state, unit, self._unit = self.state, self._unit, 0.0
+        if not unit:
+            return
+        state.first_unit = state.first_unit or unit  # the size of numbers stays that of the first gradient
+        older = min(1.0, math.sqrt(unit / state.unit)) if state.unit else 1.0
+        for group in self.gauge.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.mul_(math.sqrt(state.first_unit / unit))
+                for name in MOMENTA if older < 1 else ():
+                    if (momentum := self.gauge.optimizer.state.get(p, {}).get(name)) is not None:
+                        momentum.mul_(older)
+        state.unit = unit
 
     def _gradients_and_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradient and the last step of every parameter that has both; the optimizer's state loses the latter."""
@@ -153,10 +194,12 @@ class MeasuredRate:
                     yield p.grad, update
 
     def _may_grow(self, average: MomentAverage) -> bool:
-        """Whether the last step was felt, and a signal is left where steps as long as they were meant have shown one.
+        """Whether a signal is left where steps as long as they were meant have shown one, and the last step was felt.
 
         Noise alone makes a policy ever surer of itself, and a unit of rate goes ever less far: a rate that made up for
         that would never end. Nor would it where all but nothing of a step is felt, by a policy that is sure of all.
+        What is not felt because the rate is low, as after an update that had to be cut, is something else: KL goes as
+        the square of the rate, so that a hundredth of it is what a tenth of the rate takes.
         """
         low, high = average.snr_interval(1.96)
         state = self.state
@@ -164,14 +207,16 @@ class MeasuredRate:
             state.signal_seen, state.signal_over = state.signal_seen or state.arrived, False
         elif state.signal_seen and high * average.moments.n < LEAST_N_SNR:
             state.signal_over = True  # until it is seen again
-        return not (state.unfelt or state.signal_over)
+        sure = state.unfelt and state.rate * math.sqrt(UNFELT) >= state.felt_rate
+        return not (sure or state.signal_over)
 
     @torch.no_grad()
     def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
         """Measure the update and shorten it until its step takes at most what the user allows and 4 times the KL meant.
 
-        The first one is shortened to what was meant: how far a run's first rate goes was not known.
-        An update along u at a lower rate is the same update, shorter; the optimizer's own state does not depend on it.
+        The first one is made as long as it was meant, for how far a run's first rate goes was not known; where a
+        scheduler has lowered that rate, as much shorter. An update along u at a lower rate is the same update, shorter;
+        the optimizer's own state does not depend on it.
 
         Args:
             change: see `SNRSchedule.confine`.
@@ -186,6 +231,14 @@ class MeasuredRate:
             return Step(gauge.kl(change, used), 1.0)
         most = min(self.target_kl * TOO_FAR, settings.kl) if state.root_kappa else self._aim**2
         (kl, total), left = self._taken(change, used), 1.0
+        least = 0.0 if state.root_kappa or not gauge.is_update() else most / 4 * min(1.0, used / state.rate) ** 2
+        while total < least:
+            longer = min(math.sqrt(4 * least / total), LONGER) if total else LONGER
+            if left > LONGEST:  # nothing is felt of it
+                longer, least = 1 / left, 0.0
+            left *= longer
+            gauge.scale_update(longer)
+            kl, total = self._taken(change, used * left)
         while total > most * (1 + 1e-6):
             room = max(0.0, math.sqrt(0.9 * most) - self._moved)
             shorter = max(0.1, room / (math.sqrt(total) - self._moved)) if room else 0.0
@@ -198,13 +251,16 @@ class MeasuredRate:
                 break
             kl, total = self._taken(change, used * left)
         used, state.rate = used * left, state.rate * (left or 1.0)
-        self._learn(*(kl, used) if kl > 0 or gauge.low_precision or not left else self._lengthened(used, change))
+        self._learn(kl, used)
         self._keep_update()
         self._moved, self._change = math.sqrt(total), self._changed if left else self._change
         alone = settings.updates == 1  # then kappa, which averages, knows its length better
         length = used * state.root_kappa if alone else self._moved / math.sqrt(state.tokens)
         state.length = length if state.root_kappa else 0.0
         state.unfelt = state.arrived and total < self.target_kl / UNFELT
+        if not state.unfelt:
+            state.felt_rate = max(state.felt_rate, state.rate)
+            state.felt_unit = min(state.felt_unit, state.unit)
         state.arrived = state.arrived or total > self.target_kl / 4
         return Step(total, left)
 
@@ -216,21 +272,6 @@ class MeasuredRate:
         change_ST = change()
         self._changed = change_ST if self._change is None else self._change + change_ST
         return mean_kl(change_ST), mean_kl(self._changed)
-
-    def _lengthened(self, used: float, change: Callable[[], Tensor]) -> tuple[float, float]:
-        """KL and rate of an update too short to be felt, made ten times longer until it is; a KL of 0 if it never is.
-
-        It is used only before kappa is measured. The parameters are put back to what the update made of them.
-        """
-        if self.state.root_kappa or not self.gauge.is_update():
-            return 0.0, used
-        longer, kl = 1.0, 0.0
-        with self.gauge.put_back():
-            while kl == 0 and longer < LONGEST:
-                longer *= 10
-                self.gauge.scale_update(10.0)
-                kl = mean_kl(change())
-        return (kl if kl < math.inf else 0.0), used * longer
 
     def _learn(self, kl: float, used: float) -> None:
         """Take this update into kappa and its trend; nothing where it was not felt."""
