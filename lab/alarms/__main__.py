@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from lab import pages
+from lab.alarms.logged import thinned
 from lab.alarms.page import EVERY, FOUND, RUNS
-from lab.alarms.synthetic import ILLNESSES, Row, healthy, ill, solved, thinned
+from lab.alarms.synthetic import ILLNESSES, healthy, ill, solved, uneven
+from lab.alarms.uneven import Row
 from oblrpo.diagnosis import Facts, Watch, diagnose, facts_of, facts_of_log
 from oblrpo.runs import RunFolder
 from oblrpo.runs.logs import read_log
 from oblrpo.settings import settings_in
 
+HEALTHY = ((healthy, "none"), (solved, "none, solved"), (uneven, "none, uneven rewards"))
 FIRST = 20_000  # of the seeds: none of these had a part in the choice of a threshold
 
 
@@ -92,7 +95,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--healthy", type=int, default=200)
     arguments = parser.parse_args()
-    found = [of_healthy(arguments.healthy, *kind) for kind in ((healthy, "none"), (solved, "none, solved"))]
+    found = [of_healthy(arguments.healthy, *kind) for kind in HEALTHY]
     for name in ILLNESSES:
         found.append(of_illness(name, arguments.seeds))
         print(found[-1], flush=True)

@@ -14,7 +14,7 @@ from oblrpo.diagnosis.watch import words_of
 FOUND, RUNS = Path("docs/results/alarms.csv"), Path("docs/results/alarms_runs.csv")
 
 EVERY = 10  # steps a row, TRL's default
-LINE = 37  # words
+LINE = 35  # words
 
 
 def conditions() -> str:
@@ -65,12 +65,15 @@ def measured() -> str:
     healthy, ill = ([row for row in found if bool(row["condition"]) == sick] for sick in (False, True))
     marks = {"": "logged every step", f"_{EVERY}": f"logged every {EVERY}"}
     early = [f"{_sum(ill, f'before{mark}')} of {_sum(ill, f'seeds{mark}')} {how}" for mark, how in marks.items()]
-    well, solved = (" and ".join(f"{row[f'found{mark}']} {how}" for mark, how in marks.items()) for row in healthy)
+    well, solved, uneven = (
+        " and ".join(f"{row[f'found{mark}']} {how}" for mark, how in marks.items()) for row in healthy
+    )
     alarms = (f"{sum(int(row[f'alarms{mark}']) > 0 for row in runs)} {how}" for mark, how in marks.items())
     lines += [
         "",
         f"Before their illness began, ill runs had an alarm: {' and '.join(early)}. Of {healthy[0]['seeds']} healthy "
-        f"synthetic runs had one: {well}; of {healthy[1]['seeds']} that solve their task: {solved}.",
+        f"synthetic runs had one: {well}; of {healthy[1]['seeds']} that solve their task: {solved}; of "
+        f"{healthy[2]['seeds']} with rare successes or uneven scores: {uneven}.",
         f"Of {len(runs)} real runs that learn had one: {' and '.join(alarms)}.",
         "",
         f"| trainer | task | algorithm | runs | steps | alarms | logged every {EVERY} | notes |",

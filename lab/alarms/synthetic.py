@@ -9,17 +9,16 @@ with what was learned. An illness changes some columns after its onset; the rest
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from oblrpo.diagnosis.course import WINDOW, Course, Facts, finite
-from oblrpo.runs.log_rows import Rows
+from lab.alarms.logged import as_confined, as_mean, as_ours, as_trl, as_verl, thinned, with_ends
+from lab.alarms.uneven import Row, heavy, honest, noisy, one_in_128, thousand
+from oblrpo.diagnosis.course import WINDOW, Course, Facts
 
-Row = dict[str, Any]
 STEPS, ONSET = 200, 80
-LASTS = ("step", "grad_norm", "learning_rate")  # of several steps, TRL logs the last of these, and the mean of others
 
 
 class World:
@@ -86,52 +85,10 @@ class World:
         return row
 
 
-def thinned(rows: Sequence[Mapping[str, Any]], every: int) -> list[Row]:
-    """Rows as TRL logs them every so many steps (`logging_steps`)."""
-    if every == 1:
-        return [dict(row) for row in rows]
-    means: list[Row] = []
-    for part in (rows[end - every : end] for end in range(every, len(rows) + 1, every)):
-        values = {key: [number for row in part if (number := finite(row.get(key))) is not None] for key in part[-1]}
-        means.append({k: each[-1] if k in LASTS else math.fsum(each) / len(each) for k, each in values.items() if each})
-    return means
-
-
 def healthy(seed: int, every: int = 1) -> list[Row]:
     """A run that is well; so many times as long, and logged every so many steps."""
     world = World(seed, every)
     return thinned([world.row(step) for step in range(1, world.steps + 1)], every)
-
-
-def as_ours(row: Row) -> Row:
-    """A step as `oblrpo train` logs it, which makes no update where all completions earn the same."""
-    if "reward_stderr" not in row:
-        return row | {"lr_factor": 1.0, "skipped": 0.0}
-    return row | dict.fromkeys(("grad_norm", "learning_rate", "lr_factor"), 0.0) | {"skipped": 1.0}
-
-
-def as_trl(row: Row) -> Row:
-    """A step as TRL logs it, which says nothing of the spread between prompts."""
-    return {key: value for key, value in row.items() if key != "reward_stderr"}
-
-
-VERL = {
-    "step": "step", "reward": "critic/score/mean", "entropy": "actor/entropy", "grad_norm": "actor/grad_norm",
-    "kl": "actor/kl_loss", "learning_rate": "actor/lr", "completions/mean_length": "response_length/mean",
-    "completions/clipped_ratio": "response_length/clip_ratio", "eval/accuracy": "val-core/x/reward/mean@4",
-}  # fmt: skip
-
-
-def as_verl(row: Row) -> Row:
-    """A step as verl logs it, in which only the least and the highest score tell that all are the same."""
-    beyond = 2 * row["reward_std"]
-    ends = {"critic/score/max": row["reward"] + beyond, "critic/score/min": row["reward"] - beyond}
-    return Rows([{VERL[key]: value for key, value in row.items() if key in VERL} | ends])[0]
-
-
-def as_mean(row: Row) -> Row:
-    """A step of which the mean reward is all that is logged."""
-    return {"step": row["step"], "reward": row["reward"]}
 
 
 def solved(seed: int, every: int = 1) -> list[Row]:
@@ -141,6 +98,17 @@ def solved(seed: int, every: int = 1) -> list[Row]:
     for step in range(1, world.steps + 1):
         done = step > 2 * world.steps / 3
         rows.append(as_ours(world.row(step, 1.0 if done else None) | ({"reward_stderr": 0.0} if done else {})))
+    return thinned(rows, every)
+
+
+def uneven(seed: int, every: int = 1) -> list[Row]:
+    """A run that is well, of rewards as uneven as honest ones are: rare successes, percentages, scores of any size."""
+    world, rows = World(seed, every), []
+    draw = honest(world.random, (world.P, world.G))
+    for step in range(1, world.steps + 1):
+        level = world.level(step)
+        row = world.row(step, level) | draw((level - world.begin) / (world.end - world.begin))
+        rows.append({key: value for key, value in row.items() if not key.startswith(("rewards/", "eval/"))})
     return thinned(rows, every)
 
 
@@ -245,6 +213,11 @@ def _outlier(world: World, row: Row, since: int) -> Row:
     return row | ({"reward": row["reward"] + 1e3, "reward_std": 1e4} if since == 1 else {})
 
 
+def _short(world: World, row: Row, since: int) -> Row:
+    stuck = _frozen(world, since)
+    return stuck | {"step_kl": 1e-5 * world.random.lognormal()}
+
+
 def _swings(world: World, row: Row, since: int) -> Row:
     return row | {"learning_rate": row["learning_rate"] * (4 if since % 2 else 0.25)}
 
@@ -299,6 +272,10 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "reward falls": (ONSET, Illness("reward fell", 40, _fall)),
     "no reward at all": (ONSET, Illness("same reward", 5, _nothing)),
     "one reward of a million": (ONSET, Illness("outlying reward", 1, _outlier)),
+    "one reward of 1,000, ours": (ONSET, Illness("outlying reward", 1, thousand, with_ends)),
+    "one reward of 1,000, verl": (ONSET, Illness("outlying reward", 1, thousand, as_verl)),
+    "one in 128 is +-100": (ONSET, Illness("outlying reward", 5, noisy(one_in_128), with_ends)),
+    "rewards + .3 t(1.5)": (ONSET, Illness("outlying reward", 40, noisy(heavy), with_ends)),
     "gradient of 0": (ONSET, Illness("gradient cut off", 3, lambda world, row, since: row | {"grad_norm": 0.0})),
     "groups agree": (ONSET, Illness("no gradient", 5, _groups_agree)),
     "policy collapses": (ONSET, Illness("policy collapsed", 10, _collapsed)),
@@ -323,6 +300,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "wild baselines": (ONSET, Illness("baselines explode", 1, _wild)),
     "format alone": (0, Illness("format saturated", 120, _form)),
     "no progress": (0, Illness("no progress", 200, _still)),
+    "steps stay short": (ONSET, Illness("steps too short", 30, _short, as_confined)),
     "rewards missing": (ONSET, Illness("rewards missing", 20, _missing)),
     "updates lost": (ONSET, Illness("updates lost", 10, lambda world, row, since: row | {"step_kl": 0.0})),
 }

@@ -143,7 +143,7 @@ def test_a_sampler_mismatch_is_the_cause_of_a_fall_after_it_and_comes_with_one_b
 def test_an_outlying_reward_explains_the_gradient_of_its_step_and_not_one_much_later():
     rows = rows_of_run(160)
     rows[79] |= {"reward": 1e4, "reward_std": 1e5, "grad_norm": 1e4}
-    assert names(rows) == {"outlying reward": ["gradient spikes"]}
+    assert names(rows) == {"outlying reward": ["gradient spikes"], "no progress": []}  # which is so without it, too
     rows[139] |= {"grad_norm": 1e4}
     found = names(rows)
     assert list(found) == ["outlying reward", "gradient spikes"]
@@ -374,7 +374,37 @@ def test_one_outlier_among_rewards_is_not_what_they_once_spread_by():
     """Half a run later, when nothing is laid to the outlier any more."""
     rows = rows_of_run(160, frac_reward_zero_std=None)
     rows[30] |= {"reward": 1e4, "reward_std": 1e5}
-    assert names(rows) == {"outlying reward": []}
+    assert names(rows) == {"outlying reward": [], "no progress": []}
+
+
+@pytest.mark.parametrize("seen", ["reward_max", "reward_std", "reward"])
+def test_a_task_that_is_solved_after_an_outlier_is_solved(seen):
+    """By whatever of the step shows it: what all earn is the most that a completion earned but for that one."""
+    rows = [{"step": n, "reward": 0.3 + n / 50, "reward_std": 0.2 - n / 180} for n in range(1, 36)]
+    rows = [row | {"reward_min": 0.0, "reward_max": 1.0, "reward_iqr": 0.2} if seen == "reward_max" else row
+            for row in rows]  # fmt: skip
+    rows[19] |= {"reward": 400.0, "reward_std": 800.0} | ({"reward_max": 5e4} if seen == "reward_max" else {})
+    same = {"reward": 1.0, "reward_std": 0.0, "reward_min": 1.0, "reward_max": 1.0, "reward_iqr": 0.0}
+    rows += [{key: same.get(key, n) for key in rows[0]} for n in range(36, 56)]
+    rows = [{key: value for key, value in row.items() if seen != "reward" or key != "reward_std"} for row in rows]
+    found = diagnose(rows)
+    assert [finding.name for finding in found.findings] == ["outlying reward"]
+    assert "solved" in {note.name for note in found.notes}
+
+
+def test_steps_that_stay_short_follow_from_an_outlier_just_before_them_and_from_no_other():
+    def stuck(since):
+        rising = {"reward": lambda late: 0.5 + late / 300, "step_kl": 0.1, "step_kl_target": 0.1}
+        return rows_of_run(80, (0, rising), (since, {"step_kl": 1e-6}))
+
+    for since, named in (
+        (31, {"outlying reward": ["steps too short"]}),
+        (51, {"outlying reward": [], "steps too short": []}),
+    ):
+        rows = stuck(since)
+        rows[29] |= {"reward_std": 40.0}
+        assert names(rows) == named
+    assert names(stuck(31)) == {"steps too short": []}
 
 
 @pytest.mark.parametrize("every", [1, 10])

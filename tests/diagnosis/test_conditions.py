@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.alarms.synthetic import ILLNESSES, healthy, ill
+from lab.alarms.synthetic import ILLNESSES, healthy, ill, uneven
+from lab.alarms.uneven import of_rewards
 from oblrpo.diagnosis import CONDITIONS, Facts, Watch, diagnose
 from oblrpo.estimators import baseline
 from oblrpo.estimators.assumption import random_inputs
@@ -37,6 +38,11 @@ def test_an_illness_is_found_in_time_and_nothing_before_it(name):
 def test_healthy_runs_have_no_alarm():
     for seed in range(6000, 6040):
         assert not alarms(healthy(seed)), seed
+
+
+def test_rewards_as_uneven_as_honest_ones_are_have_none():
+    for seed in range(6000, 6020):
+        assert not alarms(uneven(seed)), seed
 
 
 def test_healthy_runs_that_are_logged_every_fifth_step_have_none_either():
@@ -165,7 +171,7 @@ def after(count, before, then):
     """Rows whose rewards of four prompts change at once, from one distribution to another."""
     random = np.random.default_rng(0)
     drawn = [(before if n < count else then)(random) for n in range(count + 30)]
-    return [{"reward": F_PG.mean(), "reward_std": F_PG.std(1).mean(), "step": n} for n, F_PG in enumerate(drawn)]
+    return [of_rewards(F_PG) | {"step": n} for n, F_PG in enumerate(drawn)]
 
 
 def won(chance, paid=1.0, shaping=0.0):
@@ -181,10 +187,38 @@ def won(chance, paid=1.0, shaping=0.0):
         after(50, won(0, shaping=0.1), won(1.0, paid=100, shaping=0.1)),
         after(50, won(1, paid=-0.01), won(1, paid=-1)),
         [*after(60, won(0.05), won(0))[:59], {"reward": 0.25, "reward_std": 0.2}],
+        after(20, won(0, paid=1e4), won(0.02, paid=1e4)),  # of two values none is
+        after(20, won(0.06, paid=1e4, shaping=0.1), won(0.2, paid=1e4, shaping=0.1)),
     ],
 )
-def test_a_success_is_no_outlying_reward(rows):
+@pytest.mark.parametrize("logged", [{"reward", "reward_std"}, {"reward", "reward_min", "reward_max"}, None])
+def test_a_success_is_no_outlying_reward(rows, logged):
+    rows = [{key: value for key, value in row.items() if not logged or key in logged} for row in rows]
     assert "outlying reward" not in {finding.name for finding in diagnose(rows).findings}
+
+
+def test_outlying_rewards_are_counted():
+    rows = [{"step": n, "reward": 0.4, "reward_std": 0.1, "reward_min": -900.0 * (n % 20 == 10), "reward_max": 1.0,
+             "reward_iqr": 0.2} for n in range(1, 60)]  # fmt: skip
+    finding = next(each for each in alarms(rows) if each.name == "outlying reward")
+    assert (finding.since, finding.found, finding.until) == (10, 10, 50)
+    assert finding.sentence == (
+        "Outlying rewards, 3 times since step 10: those of step 10 reach from -900 to 1, 4.5e+03 times as far from "
+        "their mean as is usual."
+    )
+
+
+def test_a_rate_that_rises_from_next_to_nothing_is_not_stuck():
+    """By 1.5 a step, as under schedule kl; and the end of a cosine is none, in which steps are short for a fifth."""
+    rows = [{"step": n, "reward": 0.3, "entropy": 1.0, "learning_rate": 1e-6 * 1.5**n, "step_kl_target": 0.5,
+             "step_kl": min(0.5, 1e-10 * 2.25**n)} for n in range(30)]  # fmt: skip
+    assert sum(row["step_kl"] < 0.005 for row in rows) > 20
+    cosine = [(1 + math.cos(math.pi * n / 100)) / 2 for n in range(100)]
+    ended = [{"step": n, "reward": 0.3, "entropy": 1.0, "learning_rate": decay, "step_kl_target": 0.5,
+              "step_kl": 0.5 * decay**2} for n, decay in enumerate(cosine)]  # fmt: skip
+    assert sum(row["step_kl"] < 0.005 for row in ended) > 15
+    for run in (rows, ended):
+        assert "steps too short" not in {finding.name for finding in alarms(run)}
 
 
 @pytest.mark.parametrize("extra", [{"reward_std": 0.5}, {"reward_max": 1.0, "reward_min": 0.0}])

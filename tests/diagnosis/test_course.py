@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from lab.alarms.synthetic import ILLNESSES, healthy, ill, thinned
+from lab.alarms.logged import thinned
+from lab.alarms.synthetic import ILLNESSES, healthy, ill
 from oblrpo.diagnosis import Facts, Watch
 from oblrpo.diagnosis.course import MOST_WINDOWS, POOLED, WINDOW, Course, Mean, finite
 

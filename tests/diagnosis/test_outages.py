@@ -5,7 +5,8 @@ import csv
 import numpy as np
 import pytest
 
-from lab.alarms.synthetic import LOGGED, World, healthy, outage, solved, thinned
+from lab.alarms.logged import thinned
+from lab.alarms.synthetic import LOGGED, World, healthy, outage, solved
 from oblrpo.diagnosis import Course, Facts, Watch, diagnose
 from oblrpo.report.console import summary
 

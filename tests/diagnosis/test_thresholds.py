@@ -83,6 +83,20 @@ def noisy_from_to(key, before, after, always=None, **more):
     )
 
 
+ALONE = {"reward_std": None}
+"""The mean is all that is logged of rewards."""
+
+
+def outlier(before, steps=12):
+    """A reward that lies as high, after so many steps whose rewards lie between 0 and 1."""
+    ends = {"reward_min": 0.0, "reward_max": 1.0} | before
+    return lambda level: run((steps, ends), (1, ends | {"reward_max": level}))
+
+
+FELT = {"step_kl": 0.1, "step_kl_target": 0.1, "learning_rate": 1e-3}
+UNFELT = {"step_kl": 1e-5}
+
+
 def PAID(step):
     """A reward that is earned nearly always, with noise of its own."""
     return 0.94 + 0.05 * (-1) ** step
@@ -126,10 +140,18 @@ THRESHOLDS = [
     ("same reward", lambda n: run(*[(1, {}), (1, OUTAGE)] * 4, (3, {}), (n, OUTAGE)), 17, 16, {}),
     ("same reward", lambda n: [{"step": row["step"], "reward": row["step"] / 99 * (row["step"] < 31)}
                                for row in run((30 + n, {}))], 20, 19, {}),
-    ("outlying reward", lambda reward: run((30, {"reward": 0.5}), (1, {"reward": reward, "reward_std": 99})),
-     50.6, 50.4, {}),
-    ("outlying reward", lambda reward: run((30, {"reward": 0.05, "reward_std": 0.01}),
-                                           (1, {"reward": reward, "reward_std": 99})), 10.06, 10.04, {}),
+    ("outlying reward", outlier({"reward_iqr": 0.2}), 20.31, 20.29, {}),
+    ("outlying reward", outlier({"reward_iqr": 0.01}), 10.31, 10.29, {}),  # 10
+    ("outlying reward", outlier({"reward_iqr": 0.01, "reward_std": 1.0}), 20.31, 20.29, {}),  # 20 times as far as these
+    ("outlying reward", outlier({"reward_iqr": 0.0}), 70.31, 70.29, {}),  # as any before lay from the mean
+    ("outlying reward", lambda n: outlier({"reward_iqr": None}, n)(99.0), 10, 9, {}),
+    ("outlying reward", lambda std: run((30, {"reward_std": 1.0}), (1, {"reward_std": std})), 21.01, 20.99, {}),
+    ("outlying reward", lambda std: run((30, {"reward_std": 0.1}), (1, {"reward_std": std})), 10.11, 10.09, {}),
+    ("outlying reward", lambda n: run((n, {}), (1, {"reward_std": 99.0})), 10, 9, {}),
+    ("outlying reward", lambda reward: run((30, ALONE | {"reward": 0.5}), (1, ALONE | {"reward": reward})), 50.6, 50.4,
+     {}),
+    ("outlying reward", lambda reward: run((30, ALONE | {"reward": 0.05}), (1, ALONE | {"reward": reward})), 10.06,
+     10.04, {}),
     ("not finite", lambda skipped: run((1, {"skipped": skipped})), 1, 0, {}),
     ("gradient cut off", lambda n: run((20, {}), (n, {"grad_norm": 0.0})), 3, 2, {}),
     ("gradient cut off", lambda share: run((9, {"grad_norm": 0.0, "frac_reward_zero_std": share})), 0.49, 0.51,
@@ -159,6 +181,14 @@ THRESHOLDS = [
     ("rate collapsed", lambda n: run((30, {"learning_rate": 1e-4}), (n, {"learning_rate": 1e-7})), 10, 9, {}),
     ("rate collapsed", lambda n: run((180, {"learning_rate": 1e-4}), (n, {"learning_rate": 1e-7})), 20, 19, {}),
     ("updates lost", lambda n: run((30, {"step_kl": 0.1}), (n, {"step_kl": 0.0})), 10, 9, {}),
+    ("steps too short", lambda kl: run((10, FELT), (10, FELT | {"step_kl": kl})), 0.99e-3, 1.01e-3, {}),
+    ("steps too short", lambda n: run((30, FELT), (n, FELT | UNFELT)), 10, 9, {}),
+    ("steps too short", lambda n: run((60, FELT), (n, FELT | UNFELT)), 20, 19, {}),  # a quarter of the run
+    ("steps too short", lambda times: run((9, FELT | UNFELT), (1, FELT | UNFELT | {"learning_rate": 1e-3 * times})),
+     1.99, 2.01, {}),
+    ("steps too short", lambda entropy: run((10, FELT), (10, FELT | UNFELT | {"entropy": entropy})), 0.101, 0.099, {}),
+    ("steps too short", lambda reward: run((10, FELT | {"reward": reward}), (10, FELT | UNFELT | {"reward": reward})),
+     0.899, 0.901, {}),
     ("rewards missing", lambda share: run((20, {"completions/masked_ratio": share})), 0.11, 0.09, {}),
     ("sampler mismatch", lambda apart: run((5, {SAMPLED.format("sampling"): apart})), 0.051, 0.049, {}),
     ("sampler mismatch", lambda steps: run((steps, {SAMPLED.format("sampling"): 0.2})), 2, 1, {}),

@@ -15,7 +15,7 @@ from oblrpo.trainer.metrics import step_metrics
 from tests.trainer.learners import learner_of, samples_of
 
 P, G, LONGEST = 3, 3, 4
-REWARDS = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0], [0.2, 0.3, 1.0]])
+REWARDS = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.1], [0.2, 0.3, 1.0]])
 
 
 @pytest.fixture
@@ -114,5 +114,7 @@ def test_the_metrics_of_a_skipped_step(samples):
     metrics = step_metrics(1, StepResult(samples, [], "score norm"), 9)
     assert (metrics["skipped"], metrics["learning_rate"]) == (1, 0)
     assert metrics["reward"] == pytest.approx(float(REWARDS.mean()))
+    ends = [metrics[f"reward_{name}"] for name in ("min", "max", "iqr")]
+    assert ends == pytest.approx([0, 1, 0.9])
     assert math.isnan(metrics["grad_norm"])
     assert math.isnan(metrics["frac_prompts_masked"])

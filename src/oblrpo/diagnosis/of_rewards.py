@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
+from operator import attrgetter
 
 from oblrpo.diagnosis.condition import SURE, Reading, log_ratio
 from oblrpo.diagnosis.course import STALLED, WINDOW, Course
 
 MANY_WINDOWS = 8  # of which the best is not believed
 NEEDED_RISE = 0.25  # of what rewards of a prompt spread
+OUTLYING = 100
+"""How many times as far as usual an outlying reward lies. One in 128 at 80, 100, 160, 240 or 800 middle halves held up
+1, 0, 3, 8 and 10 of 10 runs of a bigram policy; of honest rewards the farthest lay 81 off (`lab.alarms.uneven`)."""
+SUCCESS = 10  # what a rare success may pay, however little else differs
+PLENTY = 20  # times what rewards of a prompt spread, 1 / (p sqrt(G)): of one completion in fifty, with G = 6
 PATIENCE = 10  # windows after which a reward that has not risen is wrong
 
 
@@ -17,9 +23,9 @@ def same_reward(run: Course) -> Reading | None:
     """Every completion earns the same, whatever it says: what scores them is down or broken, or prompts are too hard.
 
     It looks like one reward, of any height, of all completions of five steps in a row (more where steps of one reward
-    are usual; 20 where a log has only the mean). `reward_std` and `reward_stderr`, or verl's least and highest score,
-    show it. Such steps enter no other mean that comes of rewards. What is found in them, and within twenty steps
-    after, is listed under it as what follows, and needs no fix of its own.
+    are usual; 20 where a log has only the mean). The lowest and the highest reward show it, or `reward_std` and
+    `reward_stderr`. Such steps enter no other mean that comes of rewards. What is found in them, and within twenty
+    steps after, is listed under it as what follows, and needs no fix of its own.
     """
     reported, known = run.outages.reported, run.memory.get("same_reward")
     if not reported or (known and known.words["until"] == reported[-1].last and known.value == len(reported)):
@@ -41,25 +47,59 @@ def solved(run: Course) -> Reading | None:
 
 
 def outlying_reward(run: Course) -> Reading | None:
-    """A single completion earns far more, or far less, than any before.
+    """A few rewards lie far beyond all others, and what the others say is lost in their noise.
 
-    It looks like a mean reward of one step that lies 100 times as far from the usual as the last 50 differ from one
-    another and from 0, and as rewards of a prompt spread; and by more than 10, since a first success is none. Where
-    `reward_std` is known, rewards of that step spread as far, since a task that is solved at once pays all completions.
+    It looks like a reward that lies more than 10 from the mean of its step; 100 times as far as the middle half of a
+    step's rewards has ever spanned (`reward_iqr`; where that is 0 or not logged, as any reward of the steps before
+    lay); and 20 times as far as rewards of a prompt usually spread. So no success is one that pays up to 10, or that
+    one completion in fifty has. Such a step enters no mean of rewards. A log without lowest and highest reward shows
+    the worst alone: a `reward_std` of 20 times the highest of the last 50, or without it a mean that lies 100 times as
+    far from the last 50 as these from one another and from 0; and more than 10.
     """
-    reward, column, spread = run.value("reward"), run.columns.get("reward"), run.columns.get("reward_std")
-    if reward is None or column is None or max(reward - column.lowest, column.highest - reward) <= 10:
+    known: Reading | None = run.memory.get("outlying_reward")
+    new = (_of_ends if "reward_max" in run.row else _of_means)(run) if "reward" in run.row else None
+    if new and new.value >= OUTLYING:
+        many, since = (known.words["many"] + 1, known.since) if known else (1, run.step)
+        worst = max(known or new, new, key=attrgetter("value"))
+        often = f", {many} times since {run.facts.unit} {since}" if known else ""
+        words = worst.words | {"found": since, "until": run.step, "many": many, "often": often}
+        known = run.memory["outlying_reward"] = Reading(worst.value, 0.0, since, words)
+        for key in (key for key in run.columns if key.startswith("reward") and key != "reward_iqr"):
+            run.columns[key].forget(run.step)
+    return known
+
+
+def _of_ends(run: Course) -> Reading | None:
+    """How many times farther from the mean than usual the farthest reward of a step lies, if it is one of few."""
+    reward, high, low = run.row["reward"], run.row["reward_max"], run.row.get("reward_min", run.row["reward"])
+    far, (rows, reach) = max(high - reward, reward - low), run.memory.get("reach", (0, 0.0))
+    middle, spread = run.columns.get("reward_iqr"), run.columns.get("reward_std")
+    usual = (middle.highest if middle else 0.0) or (reach if rows >= WINDOW else 0.0)
+    if far <= SUCCESS or not 0 < OUTLYING * usual <= far:
+        run.memory["reach"] = rows + 1, max(reach, far)
+        return None
+    within = [value for _, value, _ in spread.last] if spread else []
+    out = f"reach from {low:.3g} to {high:.3g}, {far / usual:.3g} times as far from their mean as is usual"
+    words = {"shown": f"those of {run.facts.unit} {run.step} {out}"}
+    return Reading(far / usual, 0.0, run.step, words) if far >= PLENTY * statistics.median(within or [0.0]) else None
+
+
+def _of_means(run: Course) -> Reading | None:
+    """How many times as far from the last 50 as these from one another and from 0 a step's spread, or mean, lies."""
+    key, what, least = ("reward_std", "spread", PLENTY) if "reward_std" in run.row else ("reward", "mean", OUTLYING)
+    now, column = run.row[key], run.columns[key]
+    if max(now - column.lowest, column.highest - now) <= SUCCESS:
         return None
     *before, _ = (value for _, value, _ in column.last)
-    within = [value for _, value, _ in spread.last][:-1] if spread else []
     if len(before) < WINDOW:
         return None
     low, usual, high = min(before), statistics.median(before), max(before)
-    scale, far = max(high - low, -low, high, statistics.median(within or [0.0])), abs(reward - usual)
-    if not scale or far <= 10 or far > run.row.get("reward_std", far):
+    scale, far = max(high - low, -low, high), abs(now - usual)
+    if not scale or far <= SUCCESS:
         return None
-    words = {"step": run.step, "now": reward, "low": low, "high": high, "many": len(before)}
-    return Reading(run.facts.every * far / scale, 0.0, run.step, words)  # one of the row's steps
+    others = f"in the {len(before)} before it was between {low:.3g} and {high:.3g}"
+    words = {"shown": f"the {what} of {run.facts.unit} {run.step} was {now:.3g}; {others}"}
+    return Reading(run.facts.every * far / scale * OUTLYING / least, 0.0, run.step, words)  # of one of the row's steps
 
 
 def reward_fell(run: Course) -> Reading | None:

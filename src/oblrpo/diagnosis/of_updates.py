@@ -129,6 +129,26 @@ def updates_lost(run: Course) -> Reading | None:
     return Reading(run.lasted(rows), 0.0, first, {"rate": run.value("learning_rate") or 0.0})
 
 
+def steps_too_short(run: Course) -> Reading | None:
+    """Steps stay far shorter than they are meant to be: the policy stands still though there is something to learn.
+
+    It looks like a `step_kl` below a hundredth of `step_kl_target` for ten steps and a quarter of the run (it is so for
+    the last fifth of a cosine decay), at a rate that has not doubled since, as a run's first rates do, and an entropy
+    above a tenth of its highest: a policy that is sure of all it does cannot be moved, and one that earns nine tenths
+    of what lies between 0 and 1 need not.
+    """
+    moved, meant, rate, entropy = map(run.value, ("step_kl", "step_kl_target", "learning_rate", "entropy"))
+    if moved is None or not meant or rate is None or entropy is None:
+        return None
+    begun = run.memory.setdefault("rate_before", rate)
+    sure = run.solved or entropy <= 0.1 * run.columns["entropy"].highest
+    rows, first = run.in_a_row("steps_too_short", moved < 0.01 * meant and rate < 2 * begun and not sure)
+    if not rows:
+        run.memory["rate_before"] = rate
+    lasted = run.lasted(rows) if rows >= 0.25 * run.columns["step_kl"].count else 0
+    return Reading(lasted, 0.0, first, {"moved": moved, "meant": meant})
+
+
 def baselines_explode(run: Course) -> Reading | None:
     """A few rewards, or weights, have made baselines far larger than rewards are.
 

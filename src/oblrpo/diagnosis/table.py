@@ -13,8 +13,8 @@ CUT, LENGTH, NORM = "completions/clipped_ratio", "completions/mean_length", "gra
 SILENT, CLIPPED, MASKED = "frac_reward_zero_std", "clip_ratio/region_mean", "completions/masked_ratio"
 
 STANDSTILL = frozenset({
-    "no gradient", "updates lost", "rate collapsed", "silent groups", "rewards agree", "no progress", "no progress yet",
-    "prompts used up", "batch far below", "batch far above",
+    "no gradient", "updates lost", "steps too short", "rate collapsed", "silent groups", "rewards agree", "no progress",
+    "no progress yet", "prompts used up", "batch far below", "batch far above",
 })  # fmt: skip
 """How it shows that nothing is learned, whatever the reason."""
 
@@ -63,10 +63,11 @@ CONDITIONS: tuple[Condition, ...] = (
              "updates were too large: {shorten}. If they never did, choose other prompts, raise num_generations, or "
              "start with supervised learning.",
     ),
-    Condition("outlying reward", rewards.outlying_reward, ("reward",), 100, brings=DAMAGE, rows=True,
-        sentence="An outlying reward: the mean of {unit} {step} was {now:.3g}; in the {many} before it was between "
-                 "{low:.3g} and {high:.3g}.",
-        cure="Find the completion that got it, and fix or clip the reward: it dominates that step's gradient.",
+    Condition("outlying reward", rewards.outlying_reward, ("reward",), rewards.OUTLYING,
+        brings=DAMAGE | {"all truncated", "policy collapsed"}, rows=True, updated=True,
+        sentence="Outlying rewards{often}: {shown}.",
+        cure="Read their completions, and bound the reward: clip it where it is computed. If nothing is learned since, "
+             "go back to a checkpoint from before.",
     ),
     Condition("not finite", updates.not_finite, ("skipped",), 1, turns={"-learning_rate"}, brings=RUIN, rows=True,
         sentence="NaN or infinite in {unit} {step}: {what}.",
@@ -164,6 +165,13 @@ CONDITIONS: tuple[Condition, ...] = (
         brings=STANDSTILL, rows=True,
         sentence="For {value} {unit}s updates at a learning rate of {rate:.1e} changed no log-probability.",
         cure="They are lost in rounding: raise learning_rate, or keep the weights in float32.",
+    ),
+    Condition("steps too short", updates.steps_too_short, ("step_kl", "step_kl_target", "learning_rate", "entropy"), 10,
+        brings=STANDSTILL, rows=True,
+        sentence="Steps are far too short: for {value:.0f} {unit}s each has moved the policy by less than a hundredth "
+                 "of what was meant, the last by {moved:.1g} of {meant:.2g} nats.",
+        cure="The measured rate is stuck: go back to a checkpoint from before, look for outlying rewards and gradient "
+             "spikes around it, or set a rate (schedule off).",
     ),
     Condition("rewards missing", rewards.rewards_missing, (MASKED,), 0.1, brings=STANDSTILL, rows=True,
         sentence="{value:.0%} of the completions of {many} have no reward.{update}",

@@ -83,10 +83,9 @@ METRICS = (
            "with rewards of fewer than two prompts", "reward", need=PRESENT),
     Metric("reward_std", "standard deviation (G - 1) within a prompt's completions, mean over prompts with two rewards "
            "or more", "reward", trl=TRL, others="reward/std"),
-    Metric("reward_min", "the lowest reward", "reward", verl="critic/score/min",
-           others="critic/rewards/min reward/min", ours=False),
-    Metric("reward_max", "the highest reward", "reward", verl="critic/score/max",
-           others="critic/rewards/max reward/max", ours=False),
+    Metric("reward_min", "lowest reward", "reward", verl="critic/score/min", others="critic/rewards/min reward/min"),
+    Metric("reward_max", "highest reward", "reward", verl="critic/score/max", others="critic/rewards/max reward/max"),
+    Metric("reward_iqr", "how far the middle half of all rewards spans: third less first quartile", "reward"),
     Metric("rewards/NAME/mean rewards/NAME/std", "of each [reward](data.md#rewards), without its weight: mean and "
            "standard deviation (n - 1) over all completions of the step that it applies to. NAME is the function's, or "
            "the whole path where two have the same name", "reward", trl=TRL),
@@ -105,9 +104,9 @@ METRICS = (
            "rewards enter", need=NUMBER, trl=ADDED),
     Metric("completions/trained_ratio", "share of completions that went through the model a second time, for the "
            "gradient; below 1 where advantages are 0 ([which completions are trained on](selection.md))"),
-    Metric("num_gen_batches", "batches of prompts that were sampled for the step. `reward`, `reward_stderr`, "
-           "`reward_std`, `frac_reward_zero_std` and `completions/masked_ratio` are then of all that was sampled, the "
-           "others of what was trained on", when="with [`--dynamic-sampling`](selection.md#dynamic-sampling)"),
+    Metric("num_gen_batches", "batches of prompts that were sampled for the step. `reward`, those that begin "
+           "with `reward_`, `frac_reward_zero_std` and `completions/masked_ratio` are then of all that was sampled, "
+           "the others of what was trained on", when="with [`--dynamic-sampling`](selection.md#dynamic-sampling)"),
     Metric("frac_prompts_masked", "share of prompts that took no part in the update, because too few of their "
            "completions have a reward; 1: no update was made, and its metrics are `null`"),
     Metric("entropy", "of the sampling distribution, mean over completion tokens", "nats", trl=TRL,

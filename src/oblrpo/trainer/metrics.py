@@ -26,12 +26,16 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
     """
     sampled, rollouts = step.all_samples or step.samples, step.samples.rollouts
     rewards_PG, valid_PG, sequences = sampled.rewards_PG, sampled.valid_PG, rollouts.sequences
-    group_std_P = _group_std(rewards_PG, valid_PG)
+    group_std_P, rewards_N = _group_std(rewards_PG, valid_PG), rewards_PG[valid_PG]
+    marks = rewards_N.quantile(rewards_N.new_tensor([0, 0.25, 0.75, 1])).tolist() if len(rewards_N) else [math.nan] * 4
     return {
         "step": number,
-        "reward": rewards_PG[valid_PG].mean().item(),
+        "reward": rewards_N.mean().item(),
         "reward_stderr": _stderr(rewards_PG, valid_PG),
         "reward_std": group_std_P.mean().item(),
+        "reward_min": marks[0],
+        "reward_max": marks[3],
+        "reward_iqr": marks[2] - marks[1],
         "frac_reward_zero_std": math.nan if rewards_PG.shape[1] == 1 else (group_std_P == 0).float().mean().item(),
         "completions/mean_length": sequences.lengths_S.float().mean().item(),
         "completions/clipped_ratio": rollouts.clipped_S.float().mean().item(),
