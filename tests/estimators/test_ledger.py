@@ -52,18 +52,17 @@ def test_variance_and_signal_are_those_of_the_gradients_written_out():
 
 @pytest.mark.parametrize("G", [2, 3, 4])
 def test_within_by_pairs_of_outputs_written_out(G):
-    """||mu||^2 from (F_j - b)(F_k - b) <s_j, s_k>, b of the other outputs, of the other prompts where there is none."""
+    """||mu||^2 from (F_j - b_j)(F_k - b_k) <s_j, s_k>, b_j of the outputs but j, which is 1 + 1/(G-1)^2 times that."""
     P = 4
     rewards_PG, score_SD, _ = random_batch(P, G)
     score_PGD = score_SD.view(P, G, -1)
     terms = []
     for p in range(P):
         for j, k in itertools.permutations(range(G), 2):
-            rest = [float(rewards_PG[p, i]) for i in range(G) if i not in {j, k}]
-            if G == 2:
-                rest = [float(f) for q in range(P) if q != p for f in rewards_PG[q]]
-            b = sum(rest) / len(rest)
-            terms.append((rewards_PG[p, j] - b) * (rewards_PG[p, k] - b) * (score_PGD[p, j] @ score_PGD[p, k]))
+            c_j, c_k = (
+                rewards_PG[p, one] - sum(rewards_PG[p, i] for i in range(G) if i != one) / (G - 1) for one in (j, k)
+            )
+            terms.append(c_j * c_k * (score_PGD[p, j] @ score_PGD[p, k]) / (1 + 1 / (G - 1) ** 2))
     mu2 = float(sum(terms) / len(terms))
     entries = take(rewards_PG, score_SD).entries
     for name in ("none", "rloo", "oblr"):
@@ -245,11 +244,9 @@ def test_groups_of_different_sizes_are_those_without_the_outputs_that_do_not_cou
     for p, n in enumerate(sizes):
         pairs = []
         for j, k in itertools.permutations(range(n), 2):
-            rest = [kept[p][i] for i in range(n) if i not in {j, k}]
-            rest = rest or [reward for q in range(5) if q != p for reward in kept[q]]
-            b = sum(rest) / len(rest)
-            pairs.append((kept[p][j] - b) * (kept[p][k] - b) * (score_PGD[p, j] @ score_PGD[p, k]))
-        mu2 += [sum(pairs) / len(pairs)] if pairs else []
+            c_j, c_k = (kept[p][one] - (kept[p].sum() - kept[p][one]) / (n - 1) for one in (j, k))
+            pairs.append(c_j * c_k * (score_PGD[p, j] @ score_PGD[p, k]))
+        mu2 += [sum(pairs) / len(pairs) / (1 + 1 / (n - 1) ** 2)] if pairs else []
     entry = found.entries["rloo"]
     g_PD = torch.stack([(coefs["rloo"][p, :n, None] * score_PGD[p, :n]).mean(0) for p, n in enumerate(sizes)])
     within = (float(g_PD.square().sum(1).mean()) - float(sum(mu2) / len(mu2))) / 5

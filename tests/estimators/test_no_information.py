@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from oblrpo.estimators import Prior, baseline, differ, headroom
+from oblrpo.estimators.advantages import ROUNDING
 from tests.estimators.bandits import bandit
 
 P, G = 3, 4
@@ -36,6 +37,8 @@ def but_one(value, other):
         (but_one(-0.37, -0.37 * (1 + 1e-7)), False),
         (but_one(0.37, 0.37 * (1 + 1e-5)), True),
         (but_one(100.0, 100.001), True),
+        (but_one(1e6, 1e6 + 1), True),  # which float32 tells apart
+        (but_one(1e6, 1e6 + 0.125), False),  # by two of its steps there: equal sums may lie as far apart
         (0.37 - 0.001 * torch.arange(P * G).view(P, G), True),  # a constant with a length term
     ],
 )
@@ -47,6 +50,18 @@ def test_rewards_that_differ(rewards_PG, expected, valid):
     if valid == "one of each prompt":
         valid_PG[:, :2] = valid_PG[:, 3:] = False
     assert differ(rewards_PG.where(valid_PG, torch.tensor(math.nan).double()), valid_PG) is expected
+
+
+def test_equal_sums_of_rounded_terms_do_not_differ():
+    """Of four weighted terms of one sign: rounded to float32 once, or with each product and sum, in two orders."""
+    generator, valid_PG = torch.Generator().manual_seed(0), torch.ones(1, 3, dtype=torch.bool)
+    term_2NK = torch.rand(2, 100_000, 4, generator=generator, dtype=torch.float64)
+    a_N, b_N, c_N, d_N = (term_2NK[0].float() * term_2NK[1].float()).unbind(1)
+    once_N = term_2NK.prod(0).sum(1).float()
+    sums_NG = torch.stack([once_N, a_N + b_N + c_N + d_N, d_N + c_N + b_N + a_N], 1)
+    apart_N = (sums_NG.max(1).values - sums_NG.min(1).values) / sums_NG.max(1).values
+    assert float(apart_N.max()) > ROUNDING * 0.75
+    assert not any(differ(sums_G[None], valid_PG) for sums_G in sums_NG[apart_N > ROUNDING / 4])
 
 
 def test_a_group_of_one_is_compared_with_other_prompts():

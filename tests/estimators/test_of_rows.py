@@ -1,6 +1,7 @@
 """Batches that hold a good part of all prompts: the finite population's correction, by listing every batch."""
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -10,90 +11,115 @@ from oblrpo import estimators
 from oblrpo.estimators import Moments
 from tests.estimators.bandits import bandit
 
-M, G = 4, 2
-POLICY = bandit(M, 2, seed=3)
-ALL_PG = torch.ones(M, G, dtype=torch.bool)
+NAMES = ("none", "rloo", "oblr", "oblr_shrunk")
+"""The unbiased baselines, the last with a prior of earlier steps alone."""
 
 
 @dataclass
-class Found:
-    """Of every batch of n of the prompts with every pair of their outputs: its chance, gradient and moments."""
+class Prompt:
+    """Means over every group of G outputs of a prompt."""
 
-    chance_B: torch.Tensor
-    gradient_BD: torch.Tensor
-    moments: list[Moments]
-    plain: list[Moments]
-    own2_B: torch.Tensor
+    gradient_D: torch.Tensor
+    norm2: float
+    own2: float
 
-    def mean(self, values):
-        return float(self.chance_B @ torch.tensor(values, dtype=torch.float64))
-
-    @property
-    def variance(self):
-        mean_D = self.chance_B @ self.gradient_BD
-        return float(self.chance_B @ (self.gradient_BD - mean_D).square().sum(1))
-
-
-def every_batch(n):
-    """Without a baseline: pairs of a prompt's outputs are then independent."""
-    rows = [[], [], [], [], []]
-    prompts = list(itertools.combinations(range(M), n))
-    for chosen in prompts:
-        for draw in itertools.product(range(2), repeat=n * G):
-            index_PG, q_P = torch.tensor(draw).view(n, G), torch.tensor(chosen)[:, None]
-            chance = POLICY.probability_PA[q_P, index_PG].prod() / len(prompts)
-            part_PGD = (POLICY.reward_PA[q_P, index_PG][..., None] * POLICY.score_PATD.sum(2)[q_P, index_PG]) / G
-            group_PD = part_PGD.sum(1)
-            norm2_P, gradient_D = group_PD.square().sum(1), group_PD.mean(0)
-            own2 = estimators.own_norm2(norm2_P, part_PGD.square().sum(-1), ALL_PG[:n])
-            plain = estimators.moments(norm2_P, gradient_D.square().sum())
-            each = (chance.detach(), gradient_D, plain.of_rows(own2, M), plain, torch.tensor(own2, dtype=torch.float64))
-            for row, value in zip(rows, each, strict=True):
-                row.append(value)
-    chance_B, gradient_BD, moments, plain, own2_B = rows
-    return Found(torch.stack(chance_B), torch.stack(gradient_BD), moments, plain, torch.stack(own2_B))
+    @classmethod
+    def of(cls, policy, q, G, name):
+        prior = estimators.Prior(past_only=True)
+        prior.observe(torch.tensor([[0.3, 0.9]]), torch.tensor([[1.0, 2.0]]), torch.ones(1, 2).bool())
+        prior.next_step()
+        score_AD, total = policy.score_PATD[q].sum(1), [torch.zeros_like(policy.score_PATD[0, 0, 0]), 0.0, 0.0]
+        for draw in itertools.product(range(policy.reward_PA.shape[1]), repeat=G):
+            score_GD, rewards_PG = score_AD[list(draw)], policy.reward_PA[q, list(draw)][None]
+            norm2_PG, chance = score_GD.square().sum(1)[None], float(policy.probability_PA[q, list(draw)].prod())
+            b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, prior=prior)
+            gradient_D = ((rewards_PG - b)[0, :, None] * score_GD).mean(0)
+            own2 = estimators.own_norm2((score_GD @ score_GD.T)[None], rewards_PG, torch.ones_like(rewards_PG))
+            for place, value in enumerate((gradient_D, float(gradient_D.square().sum()), own2)):
+                total[place] += chance * value
+        return cls(*total)
 
 
-FOUND = {n: every_batch(n) for n in (2, 3, 4)}
+@dataclass
+class Batches:
+    """Means over every batch of n of the prompts, none twice; moments are linear in what they are made of."""
+
+    n: int
+    variance: float
+    """Of the batch gradient."""
+    plain: Moments
+    corrected: Moments
+
+    @classmethod
+    def of(cls, prompts, n):
+        M, chosen = len(prompts), list(itertools.combinations(prompts, n))
+        mean_D, mean2, moments = torch.stack([p.gradient_D for p in prompts]).mean(0), 0.0, []
+        for batch in chosen:
+            norm2_P, gradient_PD = torch.tensor([p.norm2 for p in batch]), torch.stack([p.gradient_D for p in batch])
+            apart = gradient_PD.sum(0).square().sum() - gradient_PD.square().sum()  # given prompts, independent
+            norm2 = float(norm2_P.sum() + apart) / n**2
+            plain, own2 = estimators.moments(norm2_P, norm2), sum(p.own2 for p in batch) / n
+            moments.append((plain, plain.of_rows(own2, M)))
+            mean2 += norm2 / len(chosen)
+        means = (
+            Moments(*(sum(getattr(m, name) for m in each) / len(each) for name in ("signal2", "trace_cov")), n,
+                    sum(m.spared for m in each) / len(each))
+            for each in zip(*moments, strict=True)
+        )  # fmt: skip
+        return cls(n, mean2 - float(mean_D.square().sum()), *means)
 
 
-def mean_gradients():
-    """mu_q of every prompt, (M, D)."""
-    return ((POLICY.probability_PA * POLICY.reward_PA)[..., None] * POLICY.score_PATD.sum(2)).sum(1).detach()
+def found(M, sizes, G, name):
+    policy = bandit(M, 2, seed=3)
+    mu_MD = ((policy.probability_PA * policy.reward_PA)[..., None] * policy.score_PATD.sum(2)).sum(1).detach()
+    prompts = [Prompt.of(policy, q, G, name) for q in range(M)]
+    return mu_MD, prompts, {n: Batches.of(prompts, n) for n in sizes}
 
 
-@pytest.mark.parametrize("n", FOUND)
-def test_signal_and_noise_are_unbiased(n):
-    found, mu_MD = FOUND[n], mean_gradients()
-    signal2 = float(mu_MD.mean(0).square().sum())
-    assert float(found.chance_B.sum()) == pytest.approx(1, abs=1e-12)
-    assert found.mean(found.own2_B.tolist()) == pytest.approx(float(mu_MD.square().sum(1).mean()), abs=1e-12)
-    assert found.mean([each.signal2 for each in found.moments]) == pytest.approx(signal2, abs=1e-12)
-    assert found.mean([each.trace_cov / n for each in found.moments]) == pytest.approx(found.variance, abs=1e-12)
-    assert found.mean([each.spared for each in found.moments]) == pytest.approx(
-        float((mu_MD - mu_MD.mean(0)).square().sum(1).mean()) / (M - 1), abs=1e-12
-    )
+@pytest.fixture(autouse=True, scope="module")
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
-def test_uncorrected_the_noise_of_a_batch_of_all_prompts_is_that_of_a_batch_with_replacement():
-    """What differs between prompts is then taken for noise, and taken off the signal; by B / M for any n."""
-    mu_MD = mean_gradients()
-    lacks = float((mu_MD - mu_MD.mean(0)).square().sum(1).mean()) / (M - 1)
-    for n, found in FOUND.items():
-        signal2 = found.mean([each.signal2 for each in found.plain])
-        assert signal2 == pytest.approx(float(mu_MD.mean(0).square().sum()) - lacks, abs=1e-12)
-        assert found.mean([each.trace_cov / n for each in found.plain]) == pytest.approx(
-            found.variance + lacks, abs=1e-12
-        )
-    assert lacks > 0.2 * float(mu_MD.mean(0).square().sum())  # or nothing of this would matter
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("M", "sizes", "G"), [(4, (2, 3, 4), 2), (4, (2, 4), 3), (4, (2, 4), 4), (8, (2, 8), 5)])
+def test_signal_and_noise_are_unbiased(M, sizes, G, name):
+    """N SNR is then the ratio of means, whatever part of all prompts a batch holds."""
+    mu_MD, prompts, batches = found(M, sizes, G, name)
+    signal2, spread = float(mu_MD.mean(0).square().sum()), float((mu_MD - mu_MD.mean(0)).square().sum(1).mean())
+    for prompt, mu_D in zip(prompts, mu_MD, strict=True):
+        torch.testing.assert_close(prompt.gradient_D, mu_D, rtol=0, atol=1e-12)
+        assert prompt.own2 == pytest.approx(float(mu_D.square().sum()), abs=1e-12)
+    for n, each in batches.items():
+        assert each.corrected.signal2 == pytest.approx(signal2, abs=1e-12)
+        assert each.corrected.trace_cov / n == pytest.approx(each.variance, abs=1e-12)
+        assert each.corrected.spared == pytest.approx(spread / (M - 1), abs=1e-12)
+        assert each.plain.trace_cov / n > 1.05 * each.variance  # or nothing of this would matter
+        assert each.plain.signal2 < 0.95 * signal2
+
+
+@pytest.mark.parametrize("G", [2, 3, 4, 8])
+def test_pairs_of_a_prompts_own_advantages_are_too_long_by_what_they_see_of_each_other(G):
+    """G / (G - 1) (||g||^2 - sum_j ||x_j||^2) of RLOO is (1 + 1/(G - 1)^2) ||mu_q||^2; `own_norm2` divides by that."""
+    policy = bandit(1, 2, seed=3)
+    prompt, own, parts = Prompt.of(policy, 0, G, "rloo"), 0.0, 0.0
+    for draw in itertools.product(range(2), repeat=G):
+        rewards_G, score_GD = policy.reward_PA[0, list(draw)], policy.score_PATD[0].sum(1)[list(draw)]
+        chance = float(policy.probability_PA[0, list(draw)].prod())
+        part_GD = (rewards_G - (rewards_G.sum() - rewards_G) / (G - 1))[:, None] * score_GD / G
+        own, parts = own + chance * float(part_GD.sum(0).square().sum()), parts + chance * float(part_GD.square().sum())
+    assert G / (G - 1) * (own - parts) == pytest.approx((1 + 1 / (G - 1) ** 2) * prompt.own2, rel=1e-12)
 
 
 def test_the_noise_of_batches_of_another_size_is_predicted():
     """As `critical_batch_size` does: (trace_cov + n spared) / N - spared, of N prompts, from batches of n."""
-    for n, found in FOUND.items():
-        for N, other in FOUND.items():
-            predicted = [(each.trace_cov + n * each.spared) / N - each.spared for each in found.moments]
-            assert found.mean(predicted) == pytest.approx(other.variance, abs=1e-12)
+    *_, batches = found(4, (2, 3, 4), 3, "oblr")
+    for n, each in batches.items():
+        for N, other in batches.items():
+            predicted = (each.corrected.trace_cov + n * each.corrected.spared) / N - each.corrected.spared
+            assert predicted == pytest.approx(other.variance, abs=1e-12)
 
 
 def test_the_critical_batch_is_where_that_noise_equals_the_signal():
@@ -109,17 +135,31 @@ def test_of_very_many_prompts_nothing_is_corrected():
     assert (many.signal2, many.trace_cov, many.n) == pytest.approx((1.0, 8.0, 4))
 
 
+def test_any_prompts_will_do_that_were_not_chosen_by_what_they_earn():
+    """Each has an estimate of its own, and other prompts do not enter it: their mean is that of any of them."""
+    generator = torch.Generator().manual_seed(2)
+    score_PGD, rewards_PG = torch.randn(5, 4, 3, generator=generator), torch.rand(5, 4, generator=generator)
+    gram_PGG, valid_PG = score_PGD @ score_PGD.mT, torch.ones(5, 4, dtype=torch.bool)
+    alone = [estimators.own_norm2(*(each[p : p + 1] for each in (gram_PGG, rewards_PG, valid_PG))) for p in range(5)]
+    assert estimators.own_norm2(gram_PGG, rewards_PG, valid_PG) == pytest.approx(sum(alone) / 5)
+    shifted = estimators.own_norm2(gram_PGG, rewards_PG + 7, valid_PG)
+    assert shifted == pytest.approx(sum(alone) / 5)
+
+
 def test_without_pairs_of_outputs_nothing_is_known_of_a_prompts_own_mean():
-    """G = 1, or one that counts; prompts with more speak for those."""
-    norm2_P, part2_PG = torch.tensor([4.0, 9.0]), torch.tensor([[4.0, 1.0], [2.0, 3.0]])
-    assert estimators.own_norm2(norm2_P, part2_PG[:, :1], ALL_PG[:2, :1]) is None
-    assert estimators.own_norm2(norm2_P, part2_PG, torch.tensor([[1, 0], [0, 0]]).bool()) is None
-    assert estimators.own_norm2(norm2_P, part2_PG, torch.tensor([[1, 0], [1, 1]]).bool()) == pytest.approx(2 * (9 - 5))
-    assert estimators.own_norm2(norm2_P, part2_PG, ALL_PG[:2]) == pytest.approx((2 * (4 - 5) + 2 * (9 - 5)) / 2)
+    """One output, or one that counts; prompts with more speak for those. By hand: (F_1 - F_2)(F_2 - F_1) K_12 / 2."""
+    gram_PGG = torch.tensor([[[1.0, 3.0], [3.0, 1.0]], [[1.0, -2.0], [-2.0, 1.0]]])
+    rewards_PG, all_PG = torch.tensor([[1.0, 3.0], [0.0, 1.0]]), torch.ones(2, 2, dtype=torch.bool)
+    assert math.isnan(estimators.own_norm2(gram_PGG[:, :1, :1], rewards_PG[:, :1], all_PG[:, :1]))
+    assert math.isnan(estimators.own_norm2(gram_PGG, rewards_PG, torch.tensor([[1, 0], [0, 0]]).bool()))
+    assert estimators.own_norm2(gram_PGG, rewards_PG, torch.tensor([[1, 0], [1, 1]]).bool()) == 1.0
+    assert estimators.own_norm2(gram_PGG, rewards_PG, all_PG) == (1.0 - 4 * 3 / 2) / 2
+    plain = Moments(signal2=1.0, trace_cov=8.0, n=4)
+    assert plain.of_rows(math.nan, 5) == plain
 
 
 def test_outputs_that_do_not_count_enter_no_prompts_own_mean():
-    """By hand: ||g||^2 of 5 and parts of 1 and 2 over the two that count, 2 / 1 (5 - 3); a lone output says nothing."""
-    part2_PG = torch.tensor([[1.0, 2.0, 7.0], [4.0, 7.0, float("nan")]])
-    valid_PG = torch.tensor([[True, True, False], [True, False, False]])
-    assert estimators.own_norm2(torch.tensor([5.0, 4.0]), part2_PG, valid_PG) == 4.0
+    """Nor do their scores, nor what stands in the place of their rewards."""
+    gram_PGG = torch.tensor([[[1.0, 3.0, math.nan], [3.0, 1.0, 5.0], [math.nan, 5.0, 2.0]]])
+    rewards_PG, valid_PG = torch.tensor([[1.0, 3.0, math.nan]]), torch.tensor([[True, True, False]])
+    assert estimators.own_norm2(gram_PGG, rewards_PG, valid_PG) == -4 * 3 / 2

@@ -9,6 +9,7 @@ import torch
 from oblrpo.diagnosis import Facts
 from oblrpo.estimators import SCHEDULES
 from oblrpo.rollout import sample
+from oblrpo.scores import ScoreTape
 from oblrpo.settings import OptimConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer.metrics import step_metrics
@@ -148,11 +149,23 @@ def test_weights_decay_only_where_somebody_sets_it(tiny_policy, name):
     assert (plain.defaults["weight_decay"], decaying.defaults["weight_decay"]) == (0.0, 0.1)
 
 
-def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts):
-    """A linear decay over 100 steps goes on in those without a gradient, the first among them."""
-    learner = learner_of(tiny_policy, "rloo", lr=0.1, lr_scheduler_type="linear")
-    rates = []
-    for step in range(4):
-        rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]) if step % 2 else torch.zeros(P, G)
-        rates += [update.learning_rate for update in learner.learn(samples_of(rollouts, rewards_PG)).updates] or [0.0]
-    assert rates == pytest.approx([0.0, 0.1 * 99 / 100, 0.0, 0.1 * 97 / 100])
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts, num_iterations, monkeypatch):
+    """A linear decay over 100 steps goes on in those without an update, whatever the cause, the first among them."""
+    learner = learner_of(
+        tiny_policy, "rloo", lr=0.1, lr_scheduler_type="linear", num_iterations=num_iterations, ratio="sequence"
+    )
+    differ, lone = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1, 1], [1, 0]], dtype=torch.bool)
+    steps = {"equal": (torch.zeros(P, G), None), "one prompt": (differ, lone), "NaN": (differ, None)}
+    rates, each = [], {name: samples_of(rollouts, *given) for name, given in steps.items()}
+    for name in ("equal", "", "one prompt", "", "NaN", ""):
+        with monkeypatch.context() as patched:
+            if name == "NaN":
+                patched.setattr(ScoreTape, "accumulate", lambda tape, coef_S, groups: torch.full((P,), torch.nan))
+            result = learner.learn(each.get(name) or samples_of(rollouts, differ))
+        rates.append([update.learning_rate for update in result.updates])
+    course = [0.1 * (1 - update / (100 * num_iterations)) for update in range(6 * num_iterations)]
+    by_step = [course[start : start + num_iterations] for start in range(0, len(course), num_iterations)]
+    assert rates[::2] == [[], [], []]
+    for found, expected in zip(rates[1::2], by_step[1::2], strict=True):
+        assert found == pytest.approx(expected)

@@ -24,6 +24,7 @@ from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
 from oblrpo.adapters.verl.settings import Settings, read_settings
+from oblrpo.adapters.verl.trainer import _rows
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy
 from oblrpo.step import StepBaseline
@@ -342,18 +343,39 @@ def test_gradient_norms_of_prompts(inner_products):
     advantage_S = torch.randn(14, generator=torch.Generator().manual_seed(5)).double()
     advantages = nested([value * row for value, row in zip(advantage_S, masks.unbind(), strict=True)])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
-    found = made.group_norm2(data, 1 / 12, rows=40)
+    valid_PG = made.groups.valid_PG
+    rewards_PG = torch.rand(valid_PG.shape, generator=torch.Generator().manual_seed(6)).double()
+    found = made.group_norm2(data, 1 / 12, rewards_PG, 40)
     got = torch.tensor(found["group_norm2"], dtype=torch.float64)
     share_SN = advantage_S[:, None] * score_SN / 12
     gradients = torch.stack([share_SN[rows].sum(0) * 3 for rows in PromptRows(uids).rows_of])
     assert torch.allclose(got, gradients.square().sum(1), rtol=1e-5)
     assert torch.allclose(gradients.mean(0), share_SN.sum(0))  # their mean is the gradient of verl's loss
-    valid_PG = made.groups.valid_PG
-    pairs_P = gradients.square().sum(1) - (made.groups.take((3 * share_SN).square().sum(1)) * valid_PG).sum(1)
-    count_P = valid_PG.sum(1)
-    assert found["own2"] == pytest.approx(float((pairs_P * count_P / (count_P - 1)).mean()), rel=1e-5)
+    unit_P = valid_PG.sum(1) * 3 / 12  # of a prompt with fewer outputs verl's gradient is shorter
+    score_PGN = made.groups.take(score_SN) * unit_P[:, None, None]
+    own2 = estimators.own_norm2(score_PGN @ score_PGN.mT, rewards_PG, valid_PG)
+    assert found["own2"] == pytest.approx(own2, rel=1e-5)
     assert found["rows"] == 40
     assert set(made.group_norm2(data, 1 / 12)) == {"group_norm2"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 500),
+        ({"algorithm.adv_estimator": "rloo"}, 500),
+        ({"algorithm.adv_estimator": "grpo"}, None),
+        ({"data.shuffle": False}, None),
+        ({"data.train_batch_size": 4}, None),
+        ({"actor_rollout_ref.rollout.n": 1}, None),
+    ],
+)
+def test_whether_prompts_are_counted_is_said_by_the_settings(config, changes, rows):
+    """Drawn by chance, few for a batch, and under an unbiased baseline."""
+    changed = OmegaConf.create(OmegaConf.to_container(config))
+    for key, value in changes.items():
+        OmegaConf.update(changed, key, value)
+    assert _rows(changed, range(500)) == rows
 
 
 def test_until_something_was_measured_every_step_is_due():

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 
-import pandas
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -160,10 +159,7 @@ def test_baseline_and_rate_of_the_first_step_are_those_of_our_own_functions(kill
     group_norm2_P = torch.stack([(share_SN[rows].sum(0) * 16).square().sum() for rows in groups.rows_of])
     schedule = estimators.SNRSchedule(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=2e-3), "auto")
     moments = estimators.moments(group_norm2_P, share_SN.sum(0).square().sum())
-    part2_PG = groups.take((share_SN * 16).square().sum(1))
-    own2 = estimators.own_norm2(group_norm2_P, part2_PG, torch.ones_like(part2_PG, dtype=torch.bool))
-    moments = moments.of_rows(own2, len(pandas.read_parquet(model_folder / "train.parquet")))
-    schedule.step(moments)
+    schedule.step(moments)  # of prompts without number: these come in an order that is no chance (data.shuffle)
     assert before[1]["actor/trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
     # auto's first rate is the optimizer's own, less what was too far.
     assert 0 < before[1]["actor/lr_used"] <= schedule.learning_rates[0] * (1 + 1e-6)

@@ -15,6 +15,10 @@ from torch import Tensor
 STD_EPSILON = 1e-4
 """A small number of the size that TRL and verl add; with 0/1 rewards it matters only where all rewards are equal."""
 
+ROUNDING = 2 * torch.finfo(torch.float32).eps
+"""How far equal rewards may lie apart, as a share of the largest: float32 rounds the terms of a sum and the sum itself,
+each by at most eps / 2, in either of the two. Terms that cancel, as with a penalty, are rounded by more."""
+
 
 def advantages(rewards_PG: Tensor, baseline: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """The advantages A = F - b, and 0 where an output does not count; (P, G), or (P, G, T) of one baseline a token.
@@ -27,7 +31,7 @@ def advantages(rewards_PG: Tensor, baseline: Tensor, valid_PG: Tensor | None = N
 
 
 def differ(rewards_PG: Tensor, valid_PG: Tensor) -> bool:
-    """Whether any reward that counts differs from another by more than float32 rounds; if none does, no step is made.
+    """Whether any reward that counts differs from another by more than `ROUNDING`; if none does, no step is made.
 
     Scores have the mean 0, so that what a batch of equal rewards says is all but noise: what a baseline remembers of
     other batches times the mean score. With rewards of 0 and 1, 1 with the chance p, and a remembered b, leaving such
@@ -39,7 +43,7 @@ def differ(rewards_PG: Tensor, valid_PG: Tensor) -> bool:
         valid_PG: which outputs count.
     """
     rewards_N = rewards_PG[valid_PG].double()
-    return bool(rewards_N.max() - rewards_N.min() > 1e-6 * rewards_N.abs().max()) if len(rewards_N) else False
+    return bool(rewards_N.max() - rewards_N.min() > ROUNDING * rewards_N.abs().max()) if len(rewards_N) else False
 
 
 def headroom(rewards_PG: Tensor, valid_PG: Tensor) -> float:

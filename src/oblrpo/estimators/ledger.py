@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oblrpo.estimators.advantages import NORMALISATIONS, advantages
 from oblrpo.estimators.baselines import baseline
+from oblrpo.estimators.moments import own_norm2
 from oblrpo.estimators.prior import Prior
 from oblrpo.tables.baselines import BASELINES
 
@@ -95,8 +96,7 @@ def ledger(
     H = Cov(g_i) is the covariance of one prompt's gradient; prompts are independent, so that the sample covariance of
     the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts makes them depend on
     each other: an error of order 1 / P of the variance). Given the prompt, the mean gradient mu_q of every unbiased
-    baseline is the same; ||mu_q||^2 is estimated from pairs of outputs (j, k) with the mean reward of the rest for a
-    baseline, so that neither sees itself, and E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings.
+    baseline is the same; E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings (`own_norm2`).
 
     Args:
         gram_SS: inner products of scores, S = P G, outputs of a prompt together: exact, (S, S), or two independent
@@ -124,7 +124,7 @@ def ledger(
         name: _pairs_of_grams(name, gram, valid_PG) for name, gram in {"gram_SS": gram_SS, **(gram_of or {})}.items()
     }
     rewards_PG = torch.where(valid_PG, rewards_PG.double(), 0)
-    mu2 = _mean_norm2(grams["gram_SS"].mean(0), rewards_PG, valid_PG)
+    mu2 = own_norm2(grams["gram_SS"].mean(0).diagonal(dim1=0, dim2=2).permute(2, 0, 1), rewards_PG, valid_PG)
     entries = {}
     for name, coef_PG in coefs_PG.items():
         if coef_PG.shape != (P, G):
@@ -198,26 +198,3 @@ def _effective_dimension(inner_2PP: Tensor) -> float:
     trace = diagonal - (float(inner_PP.sum()) - diagonal * P) / (P * (P - 1))
     noisy = trace > 1e-9 * diagonal  # else: equal but for rounding
     return trace**2 / square if noisy and square > 0 else math.nan
-
-
-def _mean_norm2(gram_PGPG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> float:
-    """An unbiased estimate of E_q ||mu_q||^2, mu_q = E[F s | q], from pairs of outputs of one prompt.
-
-    It is the mean over j != k of (F_j - b_jk)(F_k - b_jk) <s_j, s_k>, where b_jk is the mean reward of the prompt's
-    other outputs, or of the other prompts where there is none. Prompts with one output say nothing; the estimate is NaN
-    if all are such.
-    """
-    count_P = valid_PG.sum(1)
-    pairs_P = count_P > 1
-    if not pairs_P.any():
-        return math.nan
-    P = len(rewards_PG)
-    gram_PGG = torch.stack([gram_PGPG[p, :, p] for p in range(P)])  # 0 where an output does not count
-    sum_P = rewards_PG.sum(1)
-    rest_PGG = sum_P[:, None, None] - rewards_PG[:, :, None] - rewards_PG[:, None, :]
-    others_P = (sum_P.sum() - sum_P) / (count_P.sum() - count_P)
-    own = (count_P > 2)[:, None, None]
-    rest_PGG = torch.where(own, rest_PGG / (count_P - 2).clamp(min=1)[:, None, None], others_P[:, None, None])
-    terms_PGG = (rewards_PG[:, :, None] - rest_PGG) * (rewards_PG[:, None, :] - rest_PGG) * gram_PGG
-    off_P = terms_PGG.sum((1, 2)) - terms_PGG.diagonal(dim1=1, dim2=2).sum(1)
-    return float((off_P / (count_P * (count_P - 1)).clamp(min=1))[pairs_P].mean())

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oblrpo.estimators.prior import mean_of_others
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -65,10 +67,11 @@ class Moments:
         and its pairs of prompts F of signal: S + F and T - N F are unbiased (finite population correction).
 
         Args:
-            own2: an unbiased estimate of mean_q ||mu_q||^2 (`own_norm2`).
+            own2: an unbiased estimate of mean_q ||mu_q||^2 (`own_norm2`); NaN, where no prompt has two outputs that
+                count, corrects nothing.
             rows: the number M of prompts that there are, at least N.
         """
-        spared = (own2 - self.signal2) / rows
+        spared = 0.0 if math.isnan(own2) else (own2 - self.signal2) / rows
         return Moments(self.signal2 + spared, self.trace_cov - self.n * spared, self.n, spared)
 
 
@@ -82,8 +85,8 @@ def moments(
 
     With g_i the mean gradient of block i over its prompts and g = mean_i g_i:
     tr H = N / (m - 1) (mean_i ||g_i||^2 - ||g||^2), ||grad J||^2 = (m ||g||^2 - mean_i ||g_i||^2) / (m - 1). Both
-    are unbiased. A signal below float32 rounding (1e-6 of the mean squared norm) counts as 0: where one prompt alone
-    has a gradient, the exact estimate is 0.
+    are unbiased. A signal below 1e-6 of the mean squared norm counts as 0, as it is where one prompt alone has a
+    gradient: norms that were summed in float32 are off by up to 1e-7 then, and the noise of S is far more than 1e-6.
 
     Prompts are taken for independent. Baselines that look at other prompts couple them: the signal is then too high,
     under `oblr_shrunk` by less than 0.001 of the noise once its prior is full of earlier steps, and by more in the
@@ -120,24 +123,27 @@ def moments(
     return Moments(signal2=signal2, trace_cov=trace_cov, n=n)
 
 
-def own_norm2(group_norm2_P: Tensor, part2_PG: Tensor, valid_PG: Tensor) -> float | None:
-    """The mean over prompts of ||mu_q||^2, mu_q being the mean of prompt q's gradient; None without pairs of outputs.
+def own_norm2(gram_PGG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> float:
+    """An unbiased estimate of mean_q ||mu_q||^2, mu_q = E[F s | q]; NaN where no prompt has two outputs that count.
 
-    A prompt's gradient is g = sum_j x_j with x_j the part of output j of G. Two outputs are independent, so that
-    G / (G - 1) (||g||^2 - sum_j ||x_j||^2) has the mean ||mu_q||^2. With a baseline taken from the other outputs that
-    is (1 + v^2) times too high, v being the share of one other output in it: 1 / (G - 1) at the most.
+    Of n outputs it is the mean over pairs j != k of c_j c_k <s_j, s_k> / (1 + 1 / (n - 1)^2), with c_j = F_j less the
+    mean reward of the prompt's other outputs. Since k is among those, and j among those of k, c_j c_k is
+    F_j F_k (1 + 1 / (n - 1)^2) and terms that lack one of the two; these have the mean 0, because E[s | q] = 0.
 
     Args:
-        group_norm2_P: ||g||^2 of every prompt.
-        part2_PG: ||x_j||^2 of every output.
-        valid_PG: which outputs count.
+        gram_PGG: the inner products <s_j, s_k> of the scores of each prompt's outputs, or unbiased estimates; of all
+            prompts, or of some, chosen without a look at what they earned (or weighted for it).
+        rewards_PG: the rewards F.
+        valid_PG: which outputs count; what stands in the other places is ignored.
     """
-    count_P = valid_PG.sum(1)
-    has_P = count_P > 1
-    if not bool(has_P.any()):
-        return None
-    pairs_P = group_norm2_P.double() - torch.where(valid_PG, part2_PG, 0).double().sum(1)
-    return float((pairs_P * count_P / (count_P - 1))[has_P].mean())
+    count_P, valid_PG = valid_PG.sum(1).double(), valid_PG.bool()
+    c_PG = torch.where(valid_PG, rewards_PG.double(), 0)
+    c_PG = torch.where(valid_PG, c_PG - mean_of_others(c_PG, valid_PG.double()), 0)
+    apart_GG = ~torch.eye(valid_PG.shape[1], dtype=torch.bool, device=valid_PG.device)
+    both_PGG = valid_PG[:, :, None] & valid_PG[:, None] & apart_GG
+    pairs_P = group_norm2(torch.where(both_PGG, gram_PGG, 0), c_PG)
+    own2_P = pairs_P * (count_P - 1) / (count_P * ((count_P - 1).square() + 1))
+    return float(own2_P[count_P > 1].mean())
 
 
 def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:

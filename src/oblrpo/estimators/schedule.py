@@ -162,8 +162,9 @@ class SNRSchedule:
                 they are, and the factor is what they support.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
             mean_length: the mean length of the outputs in tokens; `auto` takes them for single tokens without it.
-            fresh: whether no update was made on this batch before. The gradient of such a batch tells `auto` how long
-                the last update should have been; it has to be in `.grad`.
+            fresh: whether no update was made on these outputs before, by whichever policy they were sampled. Only then
+                are their moments averaged, and does the gradient, which has to be in `.grad`, tell `auto` how long the
+                last step should have been.
             headroom: the most nats an output that a step of `auto` may be meant to take (`headroom` of the rewards).
 
         Raises:
@@ -171,7 +172,7 @@ class SNRSchedule:
                 measured.
         """
         self.restore()
-        if batch is not None:
+        if batch is not None and fresh:
             self.average.add(batch)
         self.factor = 0.0
         if batch is None or batch.has_gradient:

@@ -1,4 +1,4 @@
-"""The variance ledger of a step: every registered baseline on the batch at hand, from one more pass over it."""
+"""What inner products of scores tell of a step: the noise under every baseline, and how far prompts differ."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.scores import ScoreTape
 from oblrpo.step.flow import Batch
 from oblrpo.step.off_policy import ImportanceWeights, log_ratio, truncated
+from oblrpo.tables.algorithms import Algorithm
 
 WORK_SHARE = 0.02
 """The share of a run's work that its ledgers take, where no number of steps is set."""
@@ -25,6 +26,12 @@ SAMPLING, TRAINING, LEDGER = 1.0, 3.0, 7.0
 """What sampling a token, training on it, and a ledger of it cost, in forwards of a token."""
 DIRECTIONS, DIMENSIONS = 8, 2048
 """The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
+
+LOOKED_AT = 16
+"""One prompt in so many is looked at, by one forward and backward more."""
+COUNTED = 100
+"""The batches of an epoch from which on prompts count as without number. What a batch of N of M prompts lacks is at
+most N / M of its noise, so that N SNR is then too low by 1 % of 1 + N SNR at the most."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class VarianceLedger:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")
         self.policy, self.temperature, self.every = policy, temperature, every
         self.micro_batches, self.exact = micro_batches, exact
-        self._tape = ScoreTape(policy.model)
+        self._tape = ScoreTape(policy.model, "streamed" if exact else "auto")  # streamed, it holds nothing
         self._saved = 0.0  # of past work, for the next ledger; in forwards of a token
 
     def metrics(self, batch: Batch, prior: Prior, step: int, weights: ImportanceWeights) -> dict[str, float]:
@@ -143,7 +150,7 @@ class VarianceLedger:
                     weight = weight_SC[start : start + batch.count, : output.token_logps_SC.shape[1]]
                     scored_S = (output.token_logps_SC * weight.to(output.token_logps_SC) * batch.own_SC).sum(1)
                 check_finite("log-probability", scored_S.detach())
-                tape.record(scored_S)
+                tape.record(scored_S, gram=tape.method == "streamed")
             start += batch.count
             outputs.append(output.detached())
             norms.append(tape.norm2())
@@ -157,6 +164,45 @@ class VarianceLedger:
         if self.exact:
             return outputs, with_norms(grams[0], norm2_S), norm2_S
         return outputs, gram_of([torch.cat(blocks) for blocks in zip(*sketches, strict=True)], norm2_S), norm2_S
+
+
+def counted(rows: int | None, prompts: int, outputs: int, algorithm: Algorithm) -> int | None:
+    """The number of prompts, if it is few for batches of so many, and if a prompt's mean gradient is E[F s | q]."""
+    known = algorithm.unbiased and outputs > 1  # one output alone does not tell the two kinds of noise apart
+    return rows if rows is not None and known and rows < COUNTED * prompts else None
+
+
+def drawn(rewards_PG: Tensor, valid_PG: Tensor, seed: int) -> Tensor:
+    """The weights of prompts in an estimate of mean_q ||mu_q||^2, (P,): 0 where no look is taken.
+
+    Of n prompts with two outputs that count, k are drawn with replacement, with chances p in proportion to the variance
+    of their rewards; one that is drawn m times weighs m / (k n p). Prompts whose rewards agree have the estimate 0.
+    The weights are NaN where n is 0.
+    """
+    count_P, rewards_PG = valid_PG.sum(1).cpu(), torch.where(valid_PG, rewards_PG.double(), 0).cpu()
+    mean_P1 = rewards_PG.sum(1, keepdim=True) / count_P.clamp(min=1)[:, None]
+    p_P = torch.where(valid_PG.cpu(), rewards_PG - mean_P1, 0).square().sum(1)  # 0 of a single output
+    weight_P = torch.zeros_like(p_P)
+    if p_P.any():
+        k, generator = math.ceil(len(p_P) / LOOKED_AT), torch.Generator("cpu").manual_seed(seed)
+        times_P = torch.multinomial(p_P, k, True, generator=generator).bincount(minlength=len(p_P))
+        weight_P = torch.where(times_P > 0, times_P / (k * p_P / p_P.sum()), 0)
+    return (weight_P / (count_P > 1).sum()).to(valid_PG.device)
+
+
+def own_norm2(
+    batch: Batch, weight_P: Tensor, rho_PG: Tensor, policy: Policy, temperature: float, micro_batches: MicroBatches
+) -> float:
+    """The sum over prompts of weight_P times `estimators.own_norm2` of scores times rho_PG. No `.grad` changes."""
+    G, chosen_P, total = batch.shape[1], (weight_P > 0).nonzero().flatten(), 0 * float(weight_P.sum())
+    ledger = VarianceLedger(policy, temperature, MicroBatches(), exact=True)
+    for block in micro_batches.of(batch.sequences.at(rows_of(chosen_P, G)), G) if len(chosen_P) else ():
+        p = chosen_P[block]
+        gram_SS = _weighted(ledger._pass(batch.sequences.at(rows_of(p, G)), [len(p) * G], 0)[1], rho_PG[p].flatten())
+        gram_PGG = gram_SS.view(len(p), G, len(p), G).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+        own2 = estimators.own_norm2(gram_PGG * weight_P[p, None, None], batch.rewards_PG[p], batch.valid_PG[p])
+        total += len(p) * own2
+    return total
 
 
 def ledger_of(

@@ -28,6 +28,11 @@ class Algorithm:
         """The fewest valid outputs that a prompt takes part with: as many as baseline and normalisation compare."""
         return max(BASELINES[self.baseline].smallest_group, SMALLEST_GROUPS[self.normalisation])
 
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean gradient given a prompt is E[F s | q], that of the policy itself."""
+        return BASELINES[self.baseline].unbiased and (self.normalisation, self.weighting) == ("none", "sequence")
+
 
 ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),

@@ -18,7 +18,7 @@ from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.memory import give_back
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step import Algorithm1, BaselinePass, Batch, Gradient, Samples, Update
-from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.ledger import VarianceLedger, drawn, own_norm2
 from oblrpo.step.off_policy import ImportanceWeights, clip_metrics, sampler_metrics
 from oblrpo.step.reference import Reference
 from oblrpo.step.selection import without_idle
@@ -67,7 +67,7 @@ class Learner:
     reference: Reference | None = None
     clock: Clock = field(default_factory=Clock)
     rows: int | None = None
-    """How many prompts there are to train on; None where they are without number, or chosen by what they earn."""
+    """How many prompts there are to train on, where batches hold a good part of them (`counted`)."""
 
     def step(self, problems: list[Problem], number: int) -> StepResult:
         """Sample, reward, make the updates of `learn`, and let the sampler take over the new weights."""
@@ -95,17 +95,22 @@ class Learner:
 
         No update is made, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
         needs, or where no reward differs from another. An update whose gradient is not finite is left out with those
-        that would follow it, and changes nothing either. Step 0 takes no ledger.
+        that would follow it, and changes nothing either. The scheduler of the rate advances all the same, so that it
+        comes to its end with the run. Step 0 takes no ledger.
 
         Raises:
             DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
+        result = self._learn(samples, step)
+        for _ in range(self.num_iterations - len(result.updates)):
+            self._end_update()
+        return result
+
+    def _learn(self, samples: Samples, step: int) -> StepResult:
         batch = self.core.batch(samples)
         if batch.prompts_in_mean < 2:
             return StepResult(samples, [])
         if not estimators.differ(batch.rewards_PG, batch.valid_PG):
-            for _ in range(self.num_iterations):
-                self._end_update()
             entropy = self._entropy(samples, batch, torch.ones_like(batch.valid_PG))
             return StepResult(samples, [], entropy=entropy / float(batch.sequences.own_ST.sum()))
         try:
@@ -172,7 +177,11 @@ class Learner:
     def gradient(self, samples: Samples, batch: Batch, baseline: BaselinePass, weights: ImportanceWeights) -> Gradient:
         """The gradient of Algorithm 1 with the entropy of all outputs, and the signal and noise of drawn prompts."""
         gradient = self.core.gradient(batch, baseline, weights)
-        if self.rows is not None and gradient.norm2_PG is not None and (own2 := own_norm2(gradient)) is not None:
+        if self.rows is not None and batch.fresh:  # the moments of later updates are not averaged
+            core, weight_P = self.core, drawn(batch.rewards_PG, batch.valid_PG, int(batch.sequences.ids_ST.sum()))
+            own2 = own_norm2(
+                batch, weight_P, gradient.rho_PG, core.policy, core.rollout.temperature, core.micro_batches
+            )
             gradient = replace(gradient, moments=gradient.moments.of_rows(own2, self.rows))
         left_out = 0.0 if batch.skipped_PG is None else self._entropy(samples, batch, batch.skipped_PG)
         return replace(gradient, entropy_sum=left_out + gradient.entropy_sum)
@@ -202,7 +211,7 @@ class Learner:
         return update
 
     def _end_update(self) -> None:
-        """Advance the scheduler of the rate, which counts updates, and those that equal rewards made needless."""
+        """Advance the scheduler of the rate, which counts updates, those that were left out too."""
         if self.scheduler is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
@@ -241,12 +250,3 @@ class Learner:
                 "checkpoint with --model."
             ) from None
         self.core.sampler.sync(self.core.policy)  # a schedule-free optimizer has just changed its weights
-
-
-def own_norm2(gradient: Gradient) -> float | None:
-    """The mean over prompts of the squared norm of a prompt's own mean gradient, from exact norms."""
-    batch, part_P, norm2_PG = gradient.batch, gradient.batch.part_P, gradient.norm2_PG
-    assert norm2_PG is not None
-    coef_PG = batch.prompts_in_mean * batch.factor_PG(gradient.rho_PG) * gradient.advantages_PG
-    part2_PG = torch.where(coef_PG == 0, 0, coef_PG.square() * norm2_PG)[part_P]
-    return estimators.own_norm2(gradient.group_norm2_P, part2_PG, batch.valid_PG[part_P])

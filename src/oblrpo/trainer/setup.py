@@ -20,7 +20,7 @@ from oblrpo.rollout.engine import check_version
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value
 from oblrpo.step import SCORE_NORMS, Algorithm1, Movement, StepBaseline
-from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.ledger import VarianceLedger, counted
 from oblrpo.step.reference import Reference
 from oblrpo.tables.schedules import refusal
 from oblrpo.tasks import BENCHMARKS
@@ -155,7 +155,7 @@ def make_learner(
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
-    beta, clock = config.algorithm.beta, Clock()
+    beta, clock, G = config.algorithm.beta, Clock(), rollout.num_generations
     core = Algorithm1(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
@@ -178,7 +178,7 @@ def make_learner(
         num_iterations=iterations,
         train_on=config.algorithm.train_on,
         clip_max=rollout.clip_max,
-        rows=None if rollout.dynamic_sampling else rows,
+        rows=None if rollout.dynamic_sampling else counted(rows, rollout.prompts_per_step, G, algorithm),
         reference=Reference(policy, beta, rollout.temperature, row_batches(rollout)) if beta else None,
     )
 

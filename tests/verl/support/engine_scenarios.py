@@ -131,13 +131,14 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
         | {"response_mask": nested([row["response_mask"] for row in rows])},
         {},
     )
-    told = products.group_norm2(after, 1 / count, ROWS)
+    told = products.group_norm2(after, 1 / count, rewards_PG, ROWS)
     share_SN = -advantage_S[:, None] * score_SN / count
     true_groups = torch.stack([share_SN[rows].sum(0) for rows in groups.rows_of]) * PROMPTS
     true_norm2_P = true_groups.square().sum(1)
     result["group_norm2"] = max_relative(torch.tensor(told["group_norm2"]), true_norm2_P)
-    part2_PG = groups.take((PROMPTS * share_SN).square().sum(1))
-    true_own2 = estimators.own_norm2(true_norm2_P, part2_PG, groups.valid_PG)
+    unit_P = groups.valid_PG.sum(1) / OUTPUTS  # an output that does not count is one of advantage 0
+    score_PGN = groups.take(score_SN) * unit_P[:, None, None]
+    true_own2 = estimators.own_norm2(score_PGN @ score_PGN.mT, rewards_PG, groups.valid_PG)
     result["own2"] = abs(told["own2"] - true_own2) / true_norm2_P.mean().item()
 
     before = [p.detach().clone() for p in engine.module.parameters()]

@@ -28,6 +28,7 @@ from oblrpo.policy.micro_batches import MicroBatches, of_like_length
 from oblrpo.scores import Features, GroupTape, ScoreTape
 from oblrpo.step import Batch, Movement, StepBaseline, add_to_gradient
 from oblrpo.step.flow import Part
+from oblrpo.step.ledger import counted, drawn, own_norm2
 from oblrpo.tables.algorithms import Algorithm
 
 COLUMNS = ("reward", "valid", "baseline", "advantage", "norm2", "length", "logit_norm2", "logp", "entropy")
@@ -74,7 +75,11 @@ class BatchGradient:
     """
 
     def __init__(self, policy: Policy, args: Any, accelerator: Any, rows: int | None = None) -> None:
-        self.policy, self.args, self.accelerator, self.rows = policy, args, accelerator, rows
+        self.policy, self.args, self.accelerator = policy, args, accelerator
+        size, G = args.per_device_train_batch_size, args.num_generations
+        prompts = size * args.gradient_accumulation_steps * accelerator.num_processes // G
+        fits = args.shuffle_dataset and size >= G  # a look takes a whole group at a time
+        self.rows = counted(rows, prompts, G, Algorithm(args.baseline)) if fits else None
         self.weighted = "norm2_PG" in BASELINES[args.baseline].needs
         compared = self.weighted and args.score_norms == "calibrated"
         # Earlier steps say the same to every process and micro-batch; this one's other prompts would not.
@@ -82,8 +87,7 @@ class BatchGradient:
         self.baseline = StepBaseline(args.baseline, args.score_norms, every, past_only=True)
         self._pass = self.baseline.begin()
         self.parts: list[Part] = []  # the micro-batches so far; `group_norm2_P` is of groups that are complete
-        part_of_group = args.per_device_train_batch_size < args.num_generations
-        ahead = args.score_method == "two_pass" or part_of_group
+        ahead = args.score_method == "two_pass" or size < G
         self.measures_ahead = self.weighted and ahead
         self._tape = ScoreTape(policy.model, "streamed" if ahead else args.score_method)
         self._group_tape = GroupTape(policy.model)
@@ -209,8 +213,8 @@ class BatchGradient:
         self.policy.model.zero_grad(set_to_none=True)
         return torch.tensor([norm2], dtype=torch.float64, device=norm2_P.device)
 
-    def finish(self) -> GatheredBatch:
-        """Average the gradient over processes, and measure it; every process gets the same.
+    def finish(self, step: int) -> GatheredBatch:
+        """Average the gradient over processes, and measure it in step `step`; every process gets the same.
 
         Raises:
             ValueError: the last group is not complete.
@@ -248,16 +252,23 @@ class BatchGradient:
             if not self.baseline.exact and not columns["norm2"].isnan().any():
                 norm2_S, valid_S = columns["norm2"].flatten(), valid_PG.flatten()
                 agreement = self.baseline.calibrated.observe(features, norm2_S, G, valid_S)
-        return GatheredBatch(columns, self._moments(columns, group_norm2_P, norm2), norm2, differs, agreement)
+        moments = estimators.moments(group_norm2_P, norm2)
+        if differs and self.rows is not None:
+            moments = moments.of_rows(self._own_norm2(drawn(rewards_PG, valid_PG, step)), self.rows)
+        return GatheredBatch(columns, moments, norm2, differs, agreement)
 
-    def _moments(self, columns: dict[str, Tensor], group_norm2_P: Tensor, norm2: float) -> estimators.Moments:
-        """Signal and noise, of prompts that are drawn without replacement where the trainer's rows can be counted."""
-        moments, valid_PG = estimators.moments(group_norm2_P, norm2), columns["valid"]
-        part2_PG = columns["advantage"].square() * columns["norm2"] / valid_PG.shape[1] ** 2
-        if self.rows is None or part2_PG[valid_PG].isnan().any():
-            return moments
-        own2 = estimators.own_norm2(group_norm2_P, part2_PG, valid_PG)
-        return moments if own2 is None else moments.of_rows(own2, self.rows)
+    def _own_norm2(self, weight_P: Tensor) -> float:
+        """`own_norm2` of the prompts of all processes, the same on each of them."""
+        rewards_PG = torch.cat([part.batch.rewards_PG for part in self.parts])
+        valid_PG = torch.cat([part.batch.valid_PG for part in self.parts])
+        batch = Batch.of(Sequences.join([part.batch.sequences for part in self.parts]), rewards_PG, valid_PG)
+        share_PG = batch.count_PG / self.args.num_generations  # g_i is the mean over all outputs of A s
+        mine_P = weight_P.view(-1, len(rewards_PG))[self.accelerator.process_index]
+        prompts = MicroBatches(self.args.per_device_train_batch_size // self.args.num_generations)
+        with in_eval_mode(self.policy.model):
+            own2 = own_norm2(batch, mine_P, share_PG, self.policy, self.args.temperature, prompts)
+        total = torch.tensor(own2, dtype=torch.float64, device=rewards_PG.device)
+        return float(self.accelerator.reduce(total, "sum"))
 
     def forget(self) -> None:
         """Let go of the batch."""

@@ -65,7 +65,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             super().__init__(model, reward_funcs, args, *others, **named)
         finally:
             args.beta = beta
-        if named.get("train_dataset", *others[:1] or [None]) is None:  # TRL's stand-ins: an epoch is one generation
+        stands_in = named.get("train_dataset", *others[:1] or [None]) is None
+        if stands_in:  # of TRL, for prompts that come from elsewhere: an epoch is one generation
             size = args.generation_batch_size * args.gradient_accumulation_steps // args.steps_per_generation
             self.train_dataset = self.train_dataset.select([0] * (size // args.num_generations))
         check_trainer(self)
@@ -75,7 +76,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
         try:
-            rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
+            counts = hasattr(self.train_dataset, "__len__") and not stands_in
+            rows = len(self.train_dataset) if counts else None
             self._gradient = BatchGradient(self._policy, args, self.accelerator, rows)
         except (UnsupportedModelError, ValueError) as error:
             raise InputError(f"OBLRPOTrainer cannot train this model: {error}") from None
@@ -211,7 +213,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 unknown_S = torch.full((rows,), math.nan)
                 self._log_outputs({"advantage": torch.zeros(rows), "baseline": unknown_S, "weight": unknown_S})
             elif self.accelerator.sync_gradients:
-                self._set_rate(self._gradient.finish())
+                self._set_rate(self._gradient.finish(self.state.global_step))
         except DivergedError:
             raise
         except (ValueError, UnsupportedModelError) as error:

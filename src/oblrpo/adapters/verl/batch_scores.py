@@ -104,7 +104,9 @@ class BatchScores:
         table_SK[~valid_S, 0] = 1
         return Features(*table_SK.unbind(1))
 
-    def group_norm2(self, data: Any, scale: float, rows: int | None = None) -> dict[str, Any]:
+    def group_norm2(
+        self, data: Any, scale: float, rewards_PG: Tensor | None = None, rows: int | None = None
+    ) -> dict[str, Any]:
         """What the workers need for signal and noise: the squared norm of every prompt's gradient g_i, and `own2`.
 
         The mean of the g_i is the gradient of verl's loss; `own2` is the mean of the squared norms of prompts' own mean
@@ -115,7 +117,8 @@ class BatchScores:
         Args:
             data: `advantages` and `response_mask` in the batch's order.
             scale: the factor of an output's advantage in the loss.
-            rows: the number of prompts to train on.
+            rewards_PG: the rewards F; with `rows` only.
+            rows: the number of prompts to train on, where batches hold a good part of them.
         """
         groups = self.groups
         coef_PG = groups.take(_one_an_output(data)) * groups.valid_PG * scale * len(groups.rows_of)
@@ -125,11 +128,14 @@ class BatchScores:
             return {}
         gram_PGG, known_P = self._gram_PGG(), self._known_P
         norm2_P = estimators.group_norm2(gram_PGG, coef_PG)
-        part2_PG = coef_PG.double().square() * gram_PGG.diagonal(dim1=1, dim2=2)
-        own2 = estimators.own_norm2(norm2_P[known_P], part2_PG[known_P], groups.valid_PG[known_P])
         norm2_P[~known_P] = norm2_P[known_P].mean()
         norms = {"group_norm2": norm2_P.tolist()}
-        return norms if rows is None or own2 is None else norms | {"own2": own2, "rows": rows}
+        if rows is None or rewards_PG is None:
+            return norms
+        unit_P = groups.valid_PG.sum(1) * scale * len(groups.rows_of)  # verl's g_i over the mean of A s
+        gram_PGG = gram_PGG.double() * unit_P.square()[:, None, None]
+        own2 = estimators.own_norm2(gram_PGG[known_P], rewards_PG[known_P], groups.valid_PG[known_P])
+        return norms | {"own2": own2, "rows": rows}
 
     def rewards(self, data: Any, column: str) -> Tensor:
         """The reward of every output, (P, G), from the column that holds rewards token by token."""

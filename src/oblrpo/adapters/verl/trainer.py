@@ -25,6 +25,8 @@ from oblrpo.adapters.verl.settings import ESTIMATORS, read_settings
 from oblrpo.adapters.verl.worker import OBLRWorker
 from oblrpo.errors import InputError
 from oblrpo.step import StepBaseline
+from oblrpo.step.ledger import counted
+from oblrpo.tables.algorithms import Algorithm
 
 STATE = "oblrpo_baseline.json"
 """The file beside verl's own in a checkpoint."""
@@ -119,8 +121,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         differs = estimators.differ(rewards_PG, valid_PG)
         self._facts = {"differs": differs, "mean_length": self._scores.mean_length}
         if differs and self._oblrpo.needs_moments:
-            count = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
-            self._facts |= self._scores.group_norm2(after, scale, count)
+            self._facts |= self._scores.group_norm2(after, scale, rewards_PG, _rows(self.config, self.train_dataset))
             self._measured = self._measured or any(self._facts.get("group_norm2", ()))
             self._facts["headroom"] = estimators.headroom(rewards_PG, valid_PG)
         if self._scores.takes_ledger:
@@ -166,6 +167,15 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         state = json.loads(file.read_text())
         self._measured = state.pop("measured")
         self._baseline.load_state_dict(with_tensors(state))
+
+
+def _rows(config: Any, dataset: Any) -> int | None:
+    """The number of prompts, where batches are drawn by chance, and hold a good part of them."""
+    name, data = str(config.algorithm.adv_estimator), config.data
+    if name not in (*ESTIMATORS, "rloo") or not data.shuffle or not hasattr(dataset, "__len__"):
+        return None
+    algorithm = Algorithm(ESTIMATORS.get(name, name))
+    return counted(len(dataset), data.train_batch_size, config.actor_rollout_ref.rollout.n, algorithm)
 
 
 def _uid(key: str) -> str:
