@@ -66,8 +66,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("outlying reward", rewards.outlying_reward, ("reward",), rewards.OUTLYING,
         brings=DAMAGE | {"all truncated", "policy collapsed"}, rows=True, updated=True,
         sentence="Outlying rewards{often}: {shown}.",
-        cure="Read their completions, and bound the reward: clip it where it is computed. If nothing is learned since, "
-             "go back to a checkpoint from before.",
+        cure="Read their completions, and bound the reward where it is computed, or set reward_clip. If nothing is "
+             "learned since, go back to a checkpoint from before.",
     ),
     Condition("not finite", updates.not_finite, ("skipped",), 1, turns={"-learning_rate"}, brings=RUIN, rows=True,
         sentence="NaN or infinite in {unit} {step}: {what}.",

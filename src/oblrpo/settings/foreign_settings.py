@@ -70,6 +70,7 @@ CALLED = {
     "report_to, such as wandb": "log_with logger tensorboard use_tensorboard use_wandb wandb wandb_enabled with_wandb",
     "resume, with the folder of the run as output": "load_checkpoint load_enable resume_from resume_from_checkpoint "
     "resume_from_path resume_mode",
+    "reward_clip": "clip_reward clip_rewards cliprange_reward reward_clip_range reward_clipping",
     "rewards, such as length@0.1, where the number is a weight": "reward_weights",
     "rewards, such as my.py:function": "compute_score custom_reward_function remote_rm_url remote_url reward "
     "reward_fn reward_func reward_funcs reward_function",

@@ -65,6 +65,7 @@ class TrainKeywords(SharedKeywords, total=False):
     baseline: str
     normalisation: str
     weighting: str
+    reward_clip: float
     beta: float
     train_on: Literal["exact", "all"]
     num_iterations: int

@@ -64,6 +64,8 @@ class Learner:
     num_iterations: int
     clip_max: float | None
     """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
+    reward_clip: float = 0.0
+    """The largest size of a reward that is learned from; 0: no limit."""
     reference: Reference | None = None
     clock: Clock = field(default_factory=Clock)
     rows: int | None = None
@@ -81,9 +83,11 @@ class Learner:
     def learn_from(self, samples: Samples, number: int) -> StepResult:
         """Learn from what was sampled in step `number`, and let the sampler take over the new weights."""
         charged, kl_PG = samples, None
+        if self.reward_clip:
+            charged = replace(charged, rewards_PG=charged.rewards_PG.clamp(-self.reward_clip, self.reward_clip))
         if self.reference is not None:
-            charged_PG, kl_PG = self.reference.penalised(samples.rollouts.sequences, samples.rewards_PG)
-            charged = replace(samples, rewards_PG=charged_PG)
+            charged_PG, kl_PG = self.reference.penalised(samples.rollouts.sequences, charged.rewards_PG)
+            charged = replace(charged, rewards_PG=charged_PG)
         with self.clock.part("training"):
             result = self.learn(charged, number)
         with self.clock.part("sampling"):

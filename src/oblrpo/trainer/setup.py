@@ -178,6 +178,7 @@ def make_learner(
         num_iterations=iterations,
         train_on=config.algorithm.train_on,
         clip_max=rollout.clip_max,
+        reward_clip=config.algorithm.reward_clip,
         rows=None if rollout.dynamic_sampling else counted(rows, rollout.prompts_per_step, G, algorithm),
         reference=Reference(policy, beta, rollout.temperature, row_batches(rollout)) if beta else None,
     )
