@@ -71,7 +71,8 @@ def few_prompts(at: Place) -> Figures:
 def frozen(run: Trained, step: int, batches: int) -> float:
     """N SNR of the policy after a step: the mean signal over the mean noise of batches that nothing is learned from."""
     trainer, folder = run.run._trainer, run.checkpoint(step)
-    learner = make_learner(load_checkpoint(folder, trainer.config), trainer.rewards, trainer.config)
+    policy = load_checkpoint(folder, trainer.config)
+    learner = make_learner(policy, trainer.rewards, trainer.config, rows=trainer.learner.rows)
     learner.load_state_dict(load_state(folder), str(folder))
     P, taken = trainer.config.rollout.prompts_per_step, []
     for number in range(batches):
