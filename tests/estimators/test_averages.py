@@ -1,12 +1,13 @@
 """N SNR over steps, on sequences whose N SNR is known: while it stands, while gradients shrink, and while it moves."""
 
+import json
 import math
 
 import pytest
 import torch
 
 from oblrpo.estimators import Moments, SNRSchedule
-from oblrpo.estimators.averages import MomentAverage
+from oblrpo.estimators.averages import APART, BEYOND, MomentAverage, _level, _student, _weights
 
 D, STEPS, SEEDS = 100, 60, 60
 MOVE = 29
@@ -31,11 +32,40 @@ SEQUENCES = {
 }
 
 
-def batches(N, scale_T, n_snr_T, seeds=SEEDS):
-    """The moments of every seed and step: gradients of N prompts are normal in D dimensions, with tr H = scale^2."""
-    generator, found = torch.Generator().manual_seed(1), []
+def normal(shape, generator):
+    """Of noise whose squared length hardly differs from prompt to prompt."""
+    return torch.ones(shape, dtype=torch.float64)
+
+
+def rare(shape, generator):
+    """One prompt in 50 has 30 times the noise."""
+    return torch.where(torch.rand(shape, generator=generator) < 0.02, 30.0, 1.0).double() / math.sqrt(0.98 + 0.02 * 900)
+
+
+def student(df):
+    """Noise of Student's t."""
+
+    def lengths(shape, generator):
+        chi2 = 2 * torch._standard_gamma(torch.full(shape, df / 2, dtype=torch.float64), generator)
+        return torch.sqrt((df - 2) / chi2)
+
+    return lengths
+
+
+def lognormal(shape, generator):
+    """Of noise whose length has a standard deviation of 1 in logarithms."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64).exp() / math.e
+
+
+def batches(N, scale_T, n_snr_T, seeds=SEEDS, lengths=normal, seed=1):
+    """The moments of every seed and step: of N prompts in D dimensions, with tr H = scale^2; noise is normal x length.
+
+    The lengths' squares have the mean 1.
+    """
+    generator, found = torch.Generator().manual_seed(seed), []
     for scale, n_snr in zip(scale_T, n_snr_T, strict=True):
         g_RND = torch.randn(seeds, N, D, generator=generator, dtype=torch.float64) / math.sqrt(D)
+        g_RND *= lengths((seeds, N), generator)[..., None]
         g_RND[..., 0] += math.sqrt(n_snr / N)
         norm2_R, mean_R = (scale * g_RND).square().sum(-1).mean(1), (scale * g_RND).mean(1).square().sum(-1)
         found.append(torch.stack([(N * mean_R - norm2_R) / (N - 1), N / (N - 1) * (norm2_R - mean_R)], -1))
@@ -77,6 +107,111 @@ def test_the_mean_is_the_truth_and_the_interval_covers_it(sequence, N):
         error = float(found_R.std()) / math.sqrt(SEEDS) * 3 + 0.004 * abs(n_snr_T[0] - n_snr_T[-1])
         assert float(found_R.mean()) == pytest.approx(n_snr_T[step], abs=error)
     assert sum(covered) / len(covered) >= 0.9
+
+
+HEAVY = {
+    "one prompt in 50 has 30 times the noise": (rare, 8, 0.1),
+    "t(2.5)": (student(2.5), 8, 1.0),
+    "t(2.5), 64 prompts": (student(2.5), 64, 1.0),
+    "t(3), 2 prompts": (student(3.0), 2, 0.5),
+    "lognormal": (lognormal, 8, 5.0),
+}
+
+
+@pytest.mark.parametrize("tails", HEAVY)
+def test_rare_large_noise_counts_for_what_it_is(tails):
+    """From half of the memory on: the interval covers in nine of ten, and the ratio is that of plain averages."""
+    lengths, N, n_snr = HEAVY[tails]
+    covered, shown, plain = [], [], []
+    for run in batches(N, STAYS, course(n_snr, n_snr), lengths=lengths, seed=2):
+        average = MomentAverage(0.97)
+        for step, batch in enumerate(run):
+            average.add(batch)
+            low, high = average.snr_interval(1.96)
+            if step >= STEPS // 2:
+                covered.append(low * N <= n_snr <= high * N)
+        shown.append(N * average.moments.signal2 / average.moments.trace_cov)
+        a = [0.97 ** (STEPS - step) for step in range(STEPS)]
+        signal2, trace_cov = (sum(map(math.prod, zip(a, each, strict=True))) for each in
+                              ([batch.signal2 for batch in run], [batch.trace_cov for batch in run]))  # fmt: skip
+        plain.append(N * signal2 / trace_cov)
+    assert sum(covered) / len(covered) >= 0.9
+    assert sum(shown) == pytest.approx(sum(plain), rel=0.12)
+
+
+def test_a_batch_is_weighed_by_those_around_it():
+    """Sizes that double, but for one; by hand. One of ten times its scale counts as all around it do."""
+    sizes = [5.0, 10.0, 20.0, 400.0, 80.0, 160.0]
+    middle = math.sqrt(20 * 80)  # of the four beside the ends, through which no line runs
+    c = [middle, 10, math.sqrt(10 * 80), 40, math.sqrt(400 * 160), middle]
+    assert [math.exp(_level([math.log(size) for size in sizes], t)) for t in range(6)] == pytest.approx(c)
+    counts = [size / each for size, each in zip(sizes, c, strict=True)]
+    counts[3] = counts[2] + 0.5 * counts[1] + 0.25 * counts[0] + counts[4] + 0.5 * counts[5]
+    assert counts[3] < 400 / 40
+    assert _weights(sizes, 0.5) == pytest.approx([count / size for count, size in zip(counts, sizes, strict=True)])
+
+
+def test_a_trend_is_carried_on_by_what_lies_beyond_its_error():
+    """Of the line by least squares: its slope, with a variance from what it leaves; both ends alike."""
+    logs = torch.tensor([0.3, 1.0, 1.8, 3.2], dtype=torch.float64)
+    t = torch.arange(4, dtype=torch.float64) - 1.5
+    slope = float(t @ logs) / 5
+    error2 = float((logs - logs.mean() - slope * t).square().sum()) / 2 / 5
+    known = 1 - APART**2 * error2 / slope**2
+    assert 0.3 < known < 0.95
+    level = pytest.approx((1.0 + 1.8) / 2 + 2.5 * slope * known)
+    assert _level([*logs.tolist(), 7.0], 4) == level
+    assert _level([-7.0, *reversed(logs.tolist())], 0) == level
+    assert _level([1.0, 1.0, 1.0, 1.0, 7.0], 4) == 1
+
+
+def test_no_batch_is_weighed_by_a_look_at_itself():
+    """Unless it counts for more than all others; whatever its place."""
+    sizes = [1.0, 3.0, 2.0, 5.0, 4.0, 2.0, 3.0]
+    for place in range(7):
+        other = [size * (1.5 if t == place else 1) for t, size in enumerate(sizes)]
+        assert _weights(other, 0.97)[place] == pytest.approx(_weights(sizes, 0.97)[place])
+
+
+def test_scales_that_change_by_the_same_factor_are_foreseen():
+    """All batches weigh alike, the newest too; fewer than five say nothing of a scale."""
+    for factor in (0.25, 4.0):
+        sizes = [factor**t for t in range(9)]
+        assert [size * weight for size, weight in zip(sizes, _weights(sizes, 0.9), strict=True)] == pytest.approx(
+            [1] * 9
+        )
+    assert _weights([1.0, 4.0, 16.0, 64.0], 0.9) == [1.0] * 4
+
+
+def test_the_interval_by_hand():
+    """One average of weights a: the error of a ratio R = sum a S / sum a T, Student's t, and noise not seen yet."""
+    average, moments = MomentAverage(0.5), [(1.0, 9.0), (4.0, 10.0), (2.0, 15.0), (3.0, 10.0)]
+    assert all(math.isnan(bound) for bound in average.snr_interval(1.5))
+    for count, (signal2, trace_cov) in enumerate(moments, 1):
+        average.add(Moments(signal2, trace_cov, 4))
+        assert math.isnan(average.snr_interval(1.5).low) == (count < 3)
+    a = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64) / 15
+    S, T = torch.tensor(moments, dtype=torch.float64).T
+    ratio, over = float(a @ S / (a @ T)), T / (a @ T) - 1
+    n = float((a @ T) ** 2 / (a * T).square().sum())
+    error = float((a * (S - ratio * T)).norm() / (a @ T)) * math.sqrt(n / (n - 1))
+    margin = _student(1.5, n - 1) * error
+    excess = float(a @ over**3 / (a @ over**2))
+    assert excess > 0
+    unseen = -math.log(math.erfc(1.5 / math.sqrt(2)))
+    low = max(ratio - margin, 0) / (1 + unseen * BEYOND * excess * float(a @ a))
+    assert average.snr_interval(1.5) == pytest.approx((low, ratio + margin))
+    assert -math.log(math.erfc(1.959964 / math.sqrt(2))) == pytest.approx(3, rel=0.002)  # the rule of three
+
+
+def test_batches_are_remembered_until_a_hundredth_is_left_of_them():
+    """.97^152 is the first power below .01; plain numbers."""
+    average = MomentAverage(0.97)
+    for step in range(200):
+        average.add(Moments(1.0, 10.0 + step, 4))
+    state = json.loads(json.dumps(average.state_dict()))
+    assert [0.97**152 < 0.01 < 0.97**151, len(state["batches"])] == [True, 153]
+    assert state["batches"][0] == [1.0, 57.0, 0.0]
 
 
 def test_the_unit_of_rewards_does_not_matter():
@@ -140,6 +275,19 @@ def test_what_a_signal_was_is_forgotten_once_it_has_gone(sequence):
         assert max(n_snr_after(run[:steps]) for run in runs) < most
 
 
+def test_an_outlier_is_outlived():
+    """Its N SNR is 5, theirs .5: two thirds of the ratio at first, a quarter 60 steps later; the interval tells."""
+    (outlier,) = batches(8, [1e6], [5.0], seeds=1)
+    for run in batches(8, course(1.0, 1.0) * 2, [0.5] * 120, seeds=5):
+        average = MomentAverage(0.97)
+        for step, batch in enumerate([*run[:30], *outlier, *run[31:95]]):
+            average.add(batch)
+            low, high = average.snr_interval(1.96)
+            if step >= 30:
+                assert low * 8 <= 0.5 <= high * 8
+        assert 8 * average.moments.signal2 / average.moments.trace_cov < 0.5 + 0.25 * (8 * outlier[0].snr - 0.5)
+
+
 def test_prompts_without_noise_have_no_interval():
     """Whose gradients are all alike: N SNR is infinite."""
     schedule = schedule_of()
@@ -171,15 +319,24 @@ def test_before_the_first_gradient_there_is_neither_signal_nor_noise():
     assert average.moments.n_snr == 2.0
 
 
-def test_two_averages_are_enough_for_the_interval_to_reach_as_far_as_the_ratio_has_moved():
-    """A rising ratio: the interval's upper side is longer by what the shorter average is ahead."""
-    average = MomentAverage(0.6)
-    assert len(average._averages) == 2
-    for step in range(12):
-        average.add(Moments(signal2=1.0 + 0.1 * step, trace_cov=50.0 + (-1) ** step, n=8))
-    shorter, longer = average._averages
-    taken = average._averages[average._taken]
+@pytest.mark.parametrize(("decay", "shorter"), [(0.6, 0.5), (0.9, 0.75)])
+def test_the_interval_reaches_as_far_as_the_ratio_has_moved(decay, shorter):
+    """A rising ratio: what S lies above R T in the next shorter average, it may again in as many steps."""
+    average, signals = MomentAverage(decay), [10 + 0.2 * step + 2 * (-1, 1, 1, -1)[step % 4] for step in range(10)]
+    for signal2 in signals:
+        average.add(Moments(signal2, 40.0, 4))
+    weights = torch.tensor(_weights([signal2 + 40 for signal2 in signals], decay), dtype=torch.float64)
+    S, T = torch.tensor(signals, dtype=torch.float64) * weights, 40 * weights
+
+    def mean(values, decay):
+        a = decay ** torch.arange(9, -1, -1, dtype=torch.float64)
+        return float(a @ values / a.sum())
+
+    ratio = mean(S, decay) / mean(T, decay)
+    assert average.moments.snr == pytest.approx(ratio)
+    younger = decay / (1 - decay) - shorter / (1 - shorter)
+    drift = mean(S - ratio * T, shorter) / mean(T, decay) / younger * decay / (1 - decay)
     low, high = average.snr_interval(1.96)
-    assert shorter.ratio > longer.ratio
-    drift = (shorter.ratio - longer.ratio) / (longer.age - shorter.age) * taken.age
-    assert high - taken.ratio == pytest.approx(taken.ratio - low + drift, rel=1e-9)
+    low *= 1 - math.log(math.erfc(1.96 / math.sqrt(2))) * average._taken.rare
+    assert drift > 0
+    assert high - ratio == pytest.approx(ratio - low + drift)
