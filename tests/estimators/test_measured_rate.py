@@ -643,7 +643,7 @@ def test_momentum_weighs_gradients_by_the_inverse_of_their_noise():
     held, before = 0.0, None
     for size, slope in zip((1.0, 1.0, 0.7, 0.7, 0.5, 0.6), slopes, strict=True):
         run.step(size * slope, batch=scaled(BATCH, size))
-        scale = run.schedule.average.scale
+        scale = run.rule.state.unit
         older = min(1.0, math.sqrt(scale / before)) if before else 1.0
         held, before = 0.9 * older * held + size * slope / math.sqrt(scale), scale
         change = run.changes[-1]

@@ -154,7 +154,7 @@ class MomentAverage:
         if average is None or math.isnan(average.error):
             return Interval(math.nan, math.nan)
         ratio, drift = average.signal2 / average.trace_cov, average.drift * z / 1.96
-        margin = _student(z, average.batches - 1) * average.error
+        margin = _student(z, max(average.batches - 1, 1e-9)) * average.error
         low, high = ratio - margin + min(drift, 0.0), ratio + margin + max(drift, 0.0)
         unseen = -math.log(math.erfc(z / math.sqrt(2)))
         return Interval(max(low, 0.0) / (1 + unseen * average.rare), max(high, 0.0))

@@ -8,7 +8,7 @@ themselves, with T the mean length of the batch's outputs in tokens. A step is m
 y being the length in root-nats a token that `Slope` finds. Its updates, one or several, are meant to go equal parts of
 that way: each has the rate (y - what the step has gone so far) / (updates left) / sqrt(kappa).
 
-The optimizer gets gradients in units of their scale, g / sqrt(c), with the c of `MomentAverage`: a batch whose gradient
+The optimizer gets gradients in units of their scale, g / sqrt(c), c following |S| + T: a batch whose gradient
 is a thousand times as large makes no longer step than others, and leaves no larger trace in the optimizer's averages.
 Of unbiased estimates of one gradient the mean with weights 1 / variance is best, and the variance goes as c. So the
 weight in momentum of what is older than a batch is also multiplied by min(1, sqrt(c / c before)): where gradients
@@ -38,6 +38,10 @@ BEGIN = 1e-3
 """The nats a token of a run's first step, whatever rate it begins with."""
 NEW, TREND = 0.7, 0.5
 """The weights of the newest update in kappa, and in its trend (Holt's double exponential smoothing)."""
+STABLE = 3.0
+"""How many times a batch's scale may differ from what earlier batches predicted; beyond it, it is the batch's own."""
+SCALE_MEMORY = 0.7
+"""Decay of the scale that earlier batches predict."""
 UNFELT = 100.0
 """How many times less than it was meant a step takes that is all but unfelt."""
 MOMENTA = ("exp_avg", "momentum_buffer")
@@ -77,6 +81,8 @@ class RateState:
     """The length of the last step, which the optimizer's state keeps for the next gradient."""
     tokens: float = 1.0
     """The tokens of an output of the last batch."""
+    scale: float = 0.0
+    """The scale of squared gradients that the batches so far predict; 0 before the first."""
     first_unit: float = 0.0
     """The scale of the first batch's squared gradient; 0 before it."""
     unit: float = 0.0
@@ -129,7 +135,8 @@ class MeasuredRate:
         self.target_kl = settings.kl
         gauge.optimizer.register_step_pre_hook(self._rescale)
         # Of the step at hand:
-        self._unit = 0.0  # the scale in which the optimizer is to get the gradient; 0: as it is
+        self._unit = 0.0  # the scale in which the optimizer is to get the batch's gradient
+        self._due = False  # whether it is to get the next one so
         self._updates_left = 0
         self._aim = 0.0  # the root of the KL that the next update is meant to take
         self._moved = 0.0  # the root of the KL that the step has taken so far
@@ -139,18 +146,18 @@ class MeasuredRate:
     def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The next rate divided by the first."""
         state, settings = self.state, self.settings
-        if batch.fresh:
+        if batch.fresh and (own := average.scale):
+            scale = min(max(state.scale or own, own / STABLE), own * STABLE)  # hardly ever chosen by the batch itself
+            state.scale = SCALE_MEMORY * scale + (1 - SCALE_MEMORY) * own
             loss = inner(self._gradients_and_updates())  # what it would cost to make the last step once more
-            if state.length and average.scale:
+            if state.length:
                 # In units of the batch's own gradient, which may shrink faster than memory forgets.
-                slope = -loss / state.length / math.sqrt(average.scale)
-                self.slope.observe(slope, state.length, average.moments.n)
+                self.slope.observe(-loss / state.length / math.sqrt(scale), state.length, average.moments.n)
             state.length = self._moved = 0.0
             self._change, self._updates_left = None, settings.updates
-        may_grow = self._may_grow(average)
-        # A policy that is sure of all has next to no gradient, and would be moved by one that was made large again.
-        held = state.felt_unit if state.unfelt or state.signal_over else 0.0
-        self._unit = max(average.scale, held)
+            # A policy that is sure of all has next to no gradient, and would be moved by one that was made large again.
+            self._unit = max(scale, state.felt_unit if self._is_over(average) or state.unfelt else 0.0)
+        self._due = self._unit > 0
         before, state.tokens = state.tokens, batch.mean_length or 1.0
         meant = min(state.tokens * self.slope.length**2, batch.headroom, settings.kl)
         self.target_kl = batch.ess_ratio * meant
@@ -162,7 +169,10 @@ class MeasuredRate:
             state.start = state.rate = self.gauge.first_rate("auto")
         elif state.root_kappa:
             root = state.root_kappa * math.sqrt(state.tokens) * math.exp(state.trend)
-            longest = state.rate * (settings.growth if may_grow else 1.0)
+            longest = state.rate * settings.growth
+            if state.unfelt or state.signal_over:
+                highest = state.felt_rate / (math.sqrt(UNFELT) if state.unfelt else 1.0)
+                longest = max(state.rate, min(longest, highest))
             grown = max(1.0, math.sqrt(state.tokens / before))  # outputs that grow need a lower rate for the same nats
             state.rate = min(max(self._aim / root, state.rate / settings.shrinkage / grown), longest)
         self.gauge.hold()
@@ -171,8 +181,8 @@ class MeasuredRate:
     @torch.no_grad()
     def _rescale(self, *_: Any) -> None:
         """Put gradients, which clipping has seen as they were, in units of their scale; and what momentum holds."""
-        state, unit, self._unit = self.state, self._unit, 0.0
-        if not unit:
+        state, unit, due, self._due = self.state, self._unit, self._due, False
+        if not due:
             return
         state.first_unit = state.first_unit or unit  # the size of numbers stays that of the first gradient
         older = min(1.0, math.sqrt(unit / state.unit)) if state.unit else 1.0
@@ -193,13 +203,13 @@ class MeasuredRate:
                 if update is not None and p.grad is not None:
                     yield p.grad, update
 
-    def _may_grow(self, average: MomentAverage) -> bool:
-        """Whether a signal is left where steps as long as they were meant have shown one, and the last step was felt.
+    def _is_over(self, average: MomentAverage) -> bool:
+        """Whether nothing is left of a signal that was seen since steps are as long as they are meant.
 
         Noise alone makes a policy ever surer of itself, and a unit of rate goes ever less far: a rate that made up for
-        that would never end. Nor would it where all but nothing of a step is felt, by a policy that is sure of all.
-        What is not felt because the rate is low, as after an update that had to be cut, is something else: KL goes as
-        the square of the rate, so that a hundredth of it is what a tenth of the rate takes.
+        that would never end. Nor would it where all but nothing of a step is felt, by a policy that is sure of all. So
+        the rate is then no higher than that of a step that was felt was; of a step that is not felt, as KL goes as the
+        square of the rate, no higher than a tenth of it, for what a low rate does says nothing of the policy.
         """
         low, high = average.snr_interval(1.96)
         state = self.state
@@ -207,8 +217,7 @@ class MeasuredRate:
             state.signal_seen, state.signal_over = state.signal_seen or state.arrived, False
         elif state.signal_seen and high * average.moments.n < LEAST_N_SNR:
             state.signal_over = True  # until it is seen again
-        sure = state.unfelt and state.rate * math.sqrt(UNFELT) >= state.felt_rate
-        return not (sure or state.signal_over)
+        return state.signal_over
 
     @torch.no_grad()
     def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
