@@ -167,8 +167,8 @@ class AlgorithmConfig:
     weighting: str = ""
     """Weights of tokens in the loss: sequence, sequence_mean, token_mean, constant. Empty: the algorithm's."""
     reward_clip: Annotated[float, Range(0)] = 0.0
-    """Largest size of a reward that is learned from, such as 1.0: what lies further from 0 is taken for it. Metrics show
-    rewards as they were. 0: no limit."""
+    """Largest size of a reward that is learned from, such as 1.0; what lies further from 0 is taken for it. Metrics
+    show rewards as they were. 0: no limit."""
     beta: Annotated[float, Range(0)] = 0.0
     """KL penalty: price in reward per nat of log(pi / pi_ref) of a completion, pi_ref being the policy before the first
     step. 0: none, and no reference is kept."""
