@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from oblrpo.estimators.measured_rate import SCALE_MEMORY
 from oblrpo.estimators.slope import Slope
 from oblrpo.policy import make_policy
 from oblrpo.policy.adapters import add_adapter
@@ -63,7 +64,9 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
     observe = Slope.observe
 
     def observed(slope, value, length, prompts):
-        seen.append(value * length * math.sqrt(learner.core.schedule.average.scale))
+        schedule = learner.core.schedule  # what it predicts is the batch's scale with a part of its own
+        own = (1 - SCALE_MEMORY) * schedule.average.scale
+        seen.append(value * length * math.sqrt((schedule.rule.state.scale - own) / SCALE_MEMORY))
         observe(slope, value, length, prompts)
 
     def taken(samples, batch, *more):
