@@ -134,9 +134,6 @@ def _added(tokenizer: Any, text: str) -> tuple[int, int]:
 class TooSlow(BaseException):  # so that no other handler catches it
     """The time of a chat template was up: its code comes with a model, and may loop for years."""
 
-    def __str__(self) -> str:
-        return f"it takes longer than {TEMPLATE_SECONDS:g} seconds"
-
 
 def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
     """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
@@ -164,5 +161,6 @@ def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
             with lock:
                 over.set()
                 throw(None)  # what was thrown and has not arrived
-    except TooSlow as error:
-        raise InputError(f"the model's chat template is refused: {error}.") from None
+    except TooSlow:
+        longest = f"{TEMPLATE_SECONDS:g} seconds"
+        raise InputError(f"the model's chat template is refused: it takes longer than {longest}.") from None

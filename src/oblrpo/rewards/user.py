@@ -96,11 +96,8 @@ class PythonReward:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.takes, self.waits, self.digest_and_gaps = (
-            takes(function),
-            waits(function),
-            lambda: digest_and_gaps(function),
-        )
+        self.takes, self.waits = takes(function), waits(function)
+        self.digest_and_gaps = lambda: digest_and_gaps(function)
 
     def __call__(self, /, **given: Any) -> Values:
         """Return the function's values; it gets lists of its own, so that changing them has no effect elsewhere."""
