@@ -48,11 +48,7 @@ class WorkerReward:
         self.digest_and_gaps = lambda: (digest, () if digest else ("its file",))
 
     def __call__(self, /, **given: Any) -> Values:
-        """Return the function's values.
-
-        Raises:
-            RewardFailed: the function raised, took too long, or its process failed.
-        """
+        """Return the function's values; RewardFailed if it raised, took too long, or its process failed."""
         given["completions"] = as_messages(given["prompts"], given["completions"])
         handed = {name: given[name] for name in accepted(given, self.takes) if name not in self._withheld}
         message = {"path": self._path, "given": handed}

@@ -28,10 +28,7 @@ class Log(NamedTuple):
 
 
 def read_log(path: Path) -> Log | None:
-    """Read the log of another trainer: a folder of TRL's, or a file of JSON, a table, or what a trainer has printed.
-
-    Returns None for a folder without one.
-    """
+    """Read another trainer's log: a folder of TRL's (None without one), JSON, a table, or what a trainer prints."""
     try:
         if path.is_dir():
             return newest_state(path)

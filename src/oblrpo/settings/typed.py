@@ -42,7 +42,7 @@ def types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 def settings_of(config: Any) -> Iterator[Setting]:
     """Every setting of a config and of its sections; a field with `compare` off is none."""
     for section in sections(config):
-        for name, type_and_notes in types_of(type(section)).items():
+        for name, type_and_notes in types_of(section.__class__).items():
             if not dataclasses.is_dataclass(value := getattr(section, name)):
                 yield Setting(name, value, *type_and_notes)
 
