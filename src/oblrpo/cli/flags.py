@@ -25,7 +25,7 @@ OVERRIDE = r"[+~]*[\w.]+="
 
 
 def parse(default: Command, argv: list[str], prog: str, help: str = "--help") -> Command:
-    """Return the command that these words give, over its default; exit where they ask for `help`, all its settings."""
+    """Return the command that these words give, over its default; where `help` is one, list all settings and exit."""
     if {"-h", "--help", help} & set(argv):
         from oblrpo.cli.help import print_settings
 

@@ -65,7 +65,7 @@ class PromptFormat:
         return isinstance(prompt, str) and not self.chat
 
     def turn_ends(self, tokenizer: Any, prompt: Prompt, *behind: Mapping[str, Any]) -> list[int]:
-        """Return the tokens that the template puts behind a shown answer, where messages `behind` may follow."""
+        """Return the tokens that the template has behind an answer, before messages `behind`; none if it shows none."""
         conversation = self._conversation(tokenizer, prompt)
         shown = in_time(lambda: shown_or_nothing(conversation.answered(*behind)), TEMPLATE_SECONDS)
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids

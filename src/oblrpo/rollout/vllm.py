@@ -154,10 +154,7 @@ class VLLMSampler:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Refuse an engine that samples from another distribution than the policy's.
-
-        The log-probabilities that both give to a few tokens are compared, which the engine draws after rows of others.
-        """
+        """Refuse an engine whose distribution is not the policy's: compare the log-probabilities of a few tokens."""
         special = self.policy.tokenizer.added_tokens_decoder
         plain = [token for token in range(self.policy.vocabulary) if token not in special] or [0]
         longest = min(self.policy.longest, self.engine.llm_engine.model_config.max_model_len)
