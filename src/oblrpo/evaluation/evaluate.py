@@ -31,7 +31,10 @@ class Evaluation:
         return self.samples * len(self.rewards_P) - sum(map(len, self.rewards_P))
 
     def average(self) -> Estimate:
-        """Return avg@k, NaN where all is masked; the interval of rewards that all lie in [0, 1] is cut to it."""
+        """Return avg@k, the mean over problems of their mean rewards; NaN where every completion is masked.
+
+        The interval of rewards that all lie in [0, 1] is cut to it.
+        """
         flat = [value for rewards in self.rewards_P for value in rewards] or [math.nan]
         bounds = (0.0, 1.0) if 0 <= min(flat) <= max(flat) <= 1 else (-math.inf, math.inf)
         return clustered([math.fsum(rewards) / len(rewards) for rewards in self.rewards_P if rewards], *bounds)

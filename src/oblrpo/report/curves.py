@@ -124,7 +124,10 @@ def _averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
 
 
 def averages(values: Sequence[float]) -> list[float | None]:
-    """Return moving averages over `AVERAGED_STEPS` values, only of complete windows if there are any: ends jump."""
+    """Return the moving average over `AVERAGED_STEPS` values.
+
+    Averages of complete windows only are kept, if there are any: those at the ends are of fewer values, and jump.
+    """
     half = AVERAGED_STEPS // 2 if len(values) > AVERAGED_STEPS else 0
     last = len(values) - half
     return [value if half <= place < last else None for place, value in enumerate(smooth(values, AVERAGED_STEPS))]

@@ -33,7 +33,7 @@ def sections(config: Any) -> Iterator[Any]:
 
 @functools.cache
 def types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Name -> type and annotations of the settings of a class of dataclasses, sections included."""
+    """Name -> type and annotations of the fields of a dataclass, sections included."""
     types, hints = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind) if field.compare]
     return {name: (types[name], getattr(hints[name], "__metadata__", ())) for name in names}

@@ -16,7 +16,7 @@ NO_ARGS: Mapping[str, Any] = {}
 
 
 class Messages(list[dict[str, Any]]):
-    """A conversation for a chat template: `{"role": ..., "content": ...}` each, perhaps `tool_calls` and the like."""
+    """A conversation for a chat template: `{"role": ..., "content": ...}` each, perhaps with `tool_calls`."""
 
     __slots__ = ("template_args", "where")  # there may be a million
 
