@@ -85,7 +85,7 @@ def run(argv: list[str]) -> None:
     table = write_table(summary, plan.output)
     page = write_page(summary, plan.output)
     console.print(f"\n{seen(f'{page} and {table}')}", highlight=False)
-    if failed := conductor.failed:
+    if failed := [reason for reason in conductor.ended.values() if reason]:
         raise InputError(f"{len(failed)} of {plan.count()} runs failed; the same command tries them again. {failed[0]}")
 
 

@@ -39,11 +39,6 @@ class Conductor:
         """By variant, the runs at the rate that its search chose."""
         self._begun, self._done_before = time.monotonic(), 0
 
-    @property
-    def failed(self) -> list[str]:
-        """Why runs failed in this call."""
-        return [reason for reason in self.ended.values() if reason]
-
     def run(self) -> None:
         """Train every run that is not done; a KeyboardInterrupt comes out once runs in progress have saved."""
         for run in self.plan.all_known():

@@ -55,6 +55,11 @@ class Sequences:
         return cls(joined("ids_ST"), joined("mask_ST"), joined("own_ST"), start)
 
     @property
+    def count(self) -> int:
+        """S, the number of rows."""
+        return len(self.ids_ST)
+
+    @property
     def completion_SC(self) -> Tensor:
         """The columns of the completions."""
         return self.ids_ST[:, self.start :]
