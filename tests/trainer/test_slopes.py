@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from oblrpo.estimators.measured_rate import SCALE_MEMORY
 from oblrpo.estimators.slope import Slope
 from oblrpo.policy import make_policy
 from oblrpo.policy.adapters import add_adapter
@@ -63,7 +64,10 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
     observe = Slope.observe
 
     def observed(slope, value, length, prompts):
-        seen.append(value * length * math.sqrt(learner.core.schedule.average.scale))
+        schedule = learner.core.schedule
+        new, own = schedule.rule.state.scale, schedule.average.scale
+        predicted = (new - (1 - SCALE_MEMORY) * own) / SCALE_MEMORY  # the scale that it is given in
+        seen.append(value * length * math.sqrt(predicted))
         observe(slope, value, length, prompts)
 
     def taken(samples, batch, *more):
