@@ -93,17 +93,19 @@ def test_what_a_step_without_information_reports(tiny_policy, rollouts):
 
 @pytest.mark.parametrize("num_iterations", [1, 2])
 def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_policy, rollouts, num_iterations):
-    learner = learner_of(
-        tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-4,
-        num_iterations=num_iterations,
-    )  # fmt: skip
+    settings = {"optimizer": torch.optim.AdamW, "lr": 1e-4, "num_iterations": num_iterations}
+    learner = learner_of(tiny_policy, "oblrpo_shrunk", **settings)
     first = weights(tiny_policy)
     for _ in range(200 // num_iterations):
         learner.learn(samples_of(rollouts, torch.zeros(P, G)))
     assert torch.equal(weights(tiny_policy), first)
-    learned = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
-    assert learned.updates[0].learning_rate == pytest.approx(1e-4)
-    assert not torch.equal(weights(tiny_policy), first)
+    signal, found = samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])), []
+    for each in (learner, learner_of(tiny_policy, "oblrpo_shrunk", **settings)):  # and one that saw none of them
+        torch.nn.utils.vector_to_parameters(first.clone(), tiny_policy.parameters)
+        found.append(([update.learning_rate for update in each.learn(signal).updates], weights(tiny_policy)))
+        assert not torch.equal(weights(tiny_policy), first)
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.37])

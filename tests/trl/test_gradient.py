@@ -21,6 +21,7 @@ from oblrpo.adapters.trl.rows import sequences_of
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.scores import CalibratedProxy, Features
+from oblrpo.step.ledger import drawn
 from tests.trl.support import PROMPTS, Capture, flat, ours, reward, scores, tiny_policy
 
 G = 4
@@ -57,14 +58,18 @@ def expected(trainer, update, name, prior=None):
     return ((rewards_PG - b)[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1)
 
 
-def moments_of(trainer, update, gradient_PN):
-    """Those of a data set of `PROMPTS`, none of which is in a batch twice; of which the first prompt is looked at."""
+def moments_of(trainer, update, gradient_PN, step):
+    """Those of a data set of `PROMPTS`, none of which is in a batch twice; of which one, drawn, is looked at."""
     plain = estimators.moments(gradient_PN.square().sum(1), gradient_PN.mean(0).square().sum())
     if trainer.args.per_device_train_batch_size < G:  # no prompt goes through the model as a whole
         return plain
-    first = {name: update["batch"][0][name][:G] for name in MASKED}
-    score_GN = scores(policy_of(trainer, update), first, trainer.temperature)
-    own2 = estimators.own_norm2((score_GN @ score_GN.T)[None], first["rewards"][None], torch.ones(1, G))
+    rewards_PG = torch.cat([part["rewards"] for part in update["batch"]]).view(-1, G)
+    [place] = drawn(rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool), step).nonzero()[0].tolist()
+    chosen = {name: torch.cat([part[name] for part in update["batch"]])[G * place :][:G] for name in MASKED}
+    score_GN = scores(policy_of(trainer, update), chosen, trainer.temperature)
+    own2 = estimators.own_norm2((score_GN @ score_GN.T)[None], chosen["rewards"][None], torch.ones(1, G))
+    variance_P = rewards_PG.double().var(1)
+    own2 *= float(variance_P.mean() / variance_P[place])  # over the chance of its being drawn, in the mean of all
     corrected = plain.of_rows(own2, len(PROMPTS))
     assert abs(corrected.trace_cov / plain.trace_cov - 1) > 1e-3
     return corrected
@@ -99,10 +104,10 @@ def assert_close(found, wanted, bound=1e-5):
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)
     prior = estimators.Prior(past_only=True) if given.get("baseline") != "oblr" else None
-    for update, log in zip(updates, trainer.state.log_history, strict=False):
+    for step, (update, log) in enumerate(zip(updates, trainer.state.log_history, strict=False)):
         gradient_PN = expected(trainer, update, given.get("baseline", "oblr_shrunk"), prior)
         assert_close(-flat(update["grads"]), gradient_PN.mean(0))
-        moments = moments_of(trainer, update, gradient_PN)
+        moments = moments_of(trainer, update, gradient_PN, step)
         assert log["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
         assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
         if prior is not None:
@@ -296,3 +301,32 @@ def test_prompts_that_agree_with_themselves_alone_make_a_step_of_no_gradient(tmp
     assert all(torch.equal(value, fresh[name]) for name, value in trainer.model.state_dict().items())
     assert not trainer.optimizer.state
     assert [trainer.state.log_history[1][key] for key in ("learning_rate", "n_snr", "skipped")] == [0, 0, 0]
+
+
+def test_clipping_and_the_logs_see_gradients_as_they_are(tmp_path):
+    """Whose size falls to a third from step to step: the optimizer gets them in units of it."""
+    calls, got = [], []
+
+    def shrinking(prompts, completions, **_):
+        calls.append(1)
+        return [each / 3 ** len(calls) for each in reward(prompts, completions)]
+
+    class Looks(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **_):
+            def look(*_):
+                got.append(float(flat({name: p.grad for name, p in model.named_parameters()}).norm()))
+
+            trainer._schedule.optimizer.register_step_pre_hook(look)
+
+    trainer = ours(
+        tmp_path, max_steps=4, max_grad_norm=0.2, baseline="rloo", reward_funcs=shrinking, callbacks=[Looks()]
+    )
+    captured = Capture(trainer)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "grad_norm" in log]
+    norms = [float(expected(trainer, update, "rloo").mean(0).norm()) for update in captured.updates]
+    assert [log["grad_norm"] for log in logs] == pytest.approx(norms, rel=1e-4)
+    clipped = [float(flat(update["grads"]).norm()) for update in captured.updates]
+    assert clipped == pytest.approx([min(norm, 0.2) for norm in norms], rel=1e-4)
+    assert got[0] == pytest.approx(0.2, rel=1e-4)
+    assert got[3] > 5 * norms[3]

@@ -85,7 +85,8 @@ class MomentAverage:
     def _taken(self) -> _Average:
         """The average that is taken; worked out once a batch."""
         if self._average is None:
-            self._average = self._take()
+            with torch.device("cpu"):
+                self._average = self._take()
         return self._average
 
     def _take(self) -> _Average:
