@@ -228,7 +228,9 @@ def test_later_updates_on_a_batch_have_not_seen_it(tiny_policy, samples):
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("micro_batch", [0, 3])
 @pytest.mark.parametrize("every", [1, 2])
-def test_auto_measures_the_kl_of_a_first_update_and_makes_it_as_long_as_it_was_meant(tiny_policy, samples, optimizer, micro_batch, every):
+def test_auto_measures_the_kl_of_a_first_update_and_makes_it_as_long_as_it_was_meant(
+    tiny_policy, samples, optimizer, micro_batch, every
+):
     sequences = samples.rollouts.sequences
     first = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
     for rate, kl, shortened in ((1e-4, 1e9, False), (10.0, 1e-3, True)):
