@@ -74,7 +74,7 @@ def test_one_file_makes_the_trainers_updates(tiny_policy):
         rows = [
             [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
             for ids, mask in (
-                (sequences.prompt_SQ, sequences.prompt_mask_SQ),
+                (sequences.ids_ST[:, : sequences.start], sequences.mask_ST[:, : sequences.start]),
                 (sequences.completion_SC, sequences.own_SC),
             )
         ]

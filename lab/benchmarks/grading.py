@@ -143,13 +143,12 @@ def verdicts(cases: list[dict[str, Any]]) -> list[tuple[bool, bool, bool]]:
     with MathVerifier(processes=2) as verifier:
         ours = [verdict.correct for verdict in verifier.grade([case["gold"] for case in cases], texts)]
     golds = [case["gold"] if isinstance(case["gold"], str) else ", ".join(case["gold"]) for case in cases]
-    theirs = []
-    with Worker("lab.benchmarks.grading:worker") as process:
-        for pair in zip(golds, texts, strict=True):
-            try:
-                theirs.append(bool(process.ask(pair, SECONDS)))
-            except (TimeoutError, WorkerDied):
-                theirs.append(False)
+    theirs, process = [], Worker("lab.benchmarks.grading:worker")
+    for pair in zip(golds, texts, strict=True):
+        try:
+            theirs.append(bool(process.ask(pair, SECONDS)))
+        except (TimeoutError, WorkerDied):
+            theirs.append(False)
     return list(zip(ours, theirs, map(by_lm_eval, golds, texts), strict=True))
 
 

@@ -114,6 +114,24 @@ SITUATIONS = {
         noise.intervals,
         seeds=(0, 1),
     ),
+    "M12": Situation(
+        "one reward of 1,000 in step 10, the default with SGD and AdamW, 45 steps",
+        "steps as long as they are meant, and the reward of a run without it",
+        "not measured; 82fa1a3: SGD at .14, steps 1e-5 of what was meant, for good",
+        change.one_absurd,
+    ),
+    "M13": Situation(
+        "a reward that changes after 14 and 18 steps, completions of 8 tokens: steps to .5",
+        "the default going on as fast as begun afresh",
+        "not measured; 82fa1a3: after 18 steps in none of five seeds",
+        change.early_changes,
+    ),
+    "M14": Situation(
+        "outliers: one reward in 128 is 100 or -100, 75 steps; what is earned without them",
+        "with `reward_clip 1` as without outliers",
+        "not measured",
+        change.rare_hundreds,
+    ),
     "rare": Situation(
         "a reward that .2 % of the first completions earn: steps until five steps have a mean of .5",
         "not slower than it was",

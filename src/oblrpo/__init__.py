@@ -30,27 +30,17 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
-if TYPE_CHECKING:
-    from oblrpo.api import Run, evaluate, train
-    from oblrpo.diagnosis import diagnose
-    from oblrpo.errors import InputError
-    from oblrpo.estimators import BASELINES, SNRSchedule, baseline, ledger
-    from oblrpo.scores import ScoreTape
-
-    # For type checkers only: where it is there in a running program, `help(oblrpo)` prints every class in full.
-    __all__ = [
-        "BASELINES",
-        "InputError",
-        "Run",
-        "SNRSchedule",
-        "ScoreTape",
-        "__version__",
-        "baseline",
-        "diagnose",
-        "evaluate",
-        "ledger",
-        "train",
-    ]
+if TYPE_CHECKING:  # there is no __all__, with which `help(oblrpo)` would print every class in full
+    from oblrpo.api import Run as Run
+    from oblrpo.api import evaluate as evaluate
+    from oblrpo.api import train as train
+    from oblrpo.diagnosis import diagnose as diagnose
+    from oblrpo.errors import InputError as InputError
+    from oblrpo.estimators import BASELINES as BASELINES
+    from oblrpo.estimators import SNRSchedule as SNRSchedule
+    from oblrpo.estimators import baseline as baseline
+    from oblrpo.estimators import ledger as ledger
+    from oblrpo.scores import ScoreTape as ScoreTape
 
 _PLACES = {
     "Run": "oblrpo.api",

@@ -41,11 +41,7 @@ def saved_settings(output: str) -> TrainConfig:
 
 
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
-    """Refuse what cannot work, and settings that were given and have no effect.
-
-    `given` are the settings that were set, with how they are written there; they override those of the recipe,
-    `base`.
-    """
+    """Refuse what cannot work, and settings without effect: `given`, as they are written there, or the recipe's."""
     from oblrpo.trainer.setup import check
 
     check(config)
@@ -96,10 +92,7 @@ def check_files(*sources: Sequence[str]) -> None:
 def check_evaluation(
     given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
-    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would ignore.
-
-    Without `data` the problems are those of a benchmark on the hub, or the held-out ones of the run.
-    """
+    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would ignore."""
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
     check_files(data)
@@ -125,10 +118,7 @@ def evaluate_rows(
     ks: Sequence[int] = (),
     progress: Callable[[int, int, Sequence[str]], None] = lambda done, total, notes: None,
 ) -> dict[str, Any]:
-    """Return the figures of a policy on the rows of `data`, or on the held-out problems of the run if there are none.
-
-    Without a policy nothing is drawn: what the folder holds is scored.
-    """
+    """Return a policy's figures, or else those of the folder, on rows of `data` or the run's held-out problems."""
     from oblrpo.evaluation.sampled import SavedCompletions, evaluate_saved
     from oblrpo.rewards import Rewards
     from oblrpo.rollout import make_sampler

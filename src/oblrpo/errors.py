@@ -68,8 +68,5 @@ def nearby(path: Path) -> str:
 def check_folder(path: Path) -> None:
     """Refuse a folder that is not there."""
     if not os.path.isdir(path):
-        is_file = os.path.exists(path)
-        raise InputError(
-            f"{path} is {'not a folder' if is_file else 'not there'}; give the folder of a run."
-            + nearby(path) * (not is_file)
-        )
+        what, close = ("not a folder", "") if os.path.exists(path) else ("not there", nearby(path))
+        raise InputError(f"{path} is {what}; give the folder of a run.{close}")

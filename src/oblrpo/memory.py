@@ -48,16 +48,14 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str) -> in
 
 def resident_bytes() -> int:
     """Return the memory that this process occupies now."""
-    rss: int = psutil.Process().memory_info().rss
-    return rss
+    return int(psutil.Process().memory_info().rss)
 
 
 def machine_bytes(device: torch.device | str) -> int:
     """Return the memory that the machine, or the GPU, has."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    total: int = psutil.virtual_memory().total
-    return total
+    return int(psutil.virtual_memory().total)
 
 
 def keep_freed() -> None:

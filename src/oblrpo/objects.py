@@ -103,7 +103,8 @@ def take(
             names = _names(given)
             if not names:
                 given_rows = rows_of(given, name)
-                names = (_word(given_rows),)
+                digest = sum_of_texts(json.dumps(as_stable_json(row), sort_keys=True) for _, row in given_rows)
+                names = (f"{PREFIX}{len(given_rows)} rows, sha256 {digest[:8]}",)
                 rows[names[0]] = given_rows
             settings[name] = names
     functions: dict[str, Callable[..., Any]] = {}
@@ -148,12 +149,6 @@ def _names(given: Any) -> tuple[str, ...]:
     if isinstance(given, (list, tuple)) and all(isinstance(name, (str, os.PathLike)) for name in given):
         return tuple(os.fspath(name) for name in given)
     return ()
-
-
-def _word(rows: Rows) -> str:
-    """Return what stands for rows in the settings: their number and a digest of what they hold."""
-    digest = sum_of_texts(json.dumps(as_stable_json(row), sort_keys=True) for _, row in rows)
-    return f"{PREFIX}{len(rows)} rows, sha256 {digest[:8]}"
 
 
 def as_stable_json(value: Any) -> Any:

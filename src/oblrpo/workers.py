@@ -96,12 +96,6 @@ class Worker:
     def __del__(self) -> None:
         self.stop()
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def _start(self) -> None:
         # The worker finds what we find, and nothing in the current folder takes a module's place.
         self._mark = secrets.token_hex(8)
@@ -158,7 +152,10 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     os.dup2(2, 1)  # what a library prints
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # neither it nor a process that it starts may wait for a request
     if memory is not None:
-        _limit_memory(memory)
+        import resource  # not on Windows
+
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (memory if hard < 0 else min(memory, hard), hard))
     own = os.getpid()
     channel.sendall(b"null\n")
     with suppress(ConnectionError):  # the parent is gone
@@ -171,13 +168,6 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
             signal.alarm(0)
             channel.sendall(json.dumps(reply).encode() + b"\n")
     end_tree(own, os.environ.get(MARK, ""))
-
-
-def _limit_memory(memory: int) -> None:
-    import resource  # not on Windows
-
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (memory if hard < 0 else min(memory, hard), hard))
 
 
 def end_tree(pid: int, mark: str) -> None:

@@ -595,6 +595,18 @@ def test_from_far_too_little_and_from_far_too_much_it_reaches_the_same_rate(make
     assert max(means.values()) < 2 * min(means.values())
 
 
+@pytest.mark.parametrize("make", [sgd, adamw, lambda lr: sgd(lr, momentum=0.9)])
+def test_the_rate_does_not_swing_by_ten_within_five_steps(make):
+    """From step 5 on, on a task that is never learned to its end; the noise of a gradient is half of its signal."""
+    for seed in range(6):
+        run, noise = Straight(make(1e-6)), torch.Generator().manual_seed(seed)
+        for _ in range(60):
+            signs = torch.randn(3, generator=noise, dtype=torch.float64)
+            run.step(SLOPE + float(SLOPE.norm()) / math.sqrt(12) * signs, batch=Moments(0.14, 0.14, 4))
+        swings = [max(part) / min(part) for part in (run.rates[t : t + 6] for t in range(5, 55))]
+        assert max(swings) < 10
+
+
 def scaled(batch, size):
     """The moments of gradients so many times as large."""
     return Moments(size**2 * batch.signal2, size**2 * batch.trace_cov, batch.n)

@@ -139,7 +139,7 @@ def test_an_end_that_the_tokenizer_appends_is_in_no_prompt_and_once_in_a_target(
     assert rows == ["<|start|>2+2", "<|start|>", "<|start|>so<|eot|>", "<|start|>user:2+2<|eot|>"]
     torch.manual_seed(0)
     drawn = sample(policy, ["2+2", "33"], 2, 4, 1.0).sequences
-    assert not torch.isin(drawn.prompt_SQ[:2], policy.end_tokens[-1]).any()
+    assert not torch.isin(drawn.ids_ST[:2, : drawn.start], policy.end_tokens[-1]).any()
     asked, answers = tokens_of(policy, ["2+2"], ["4"])
     assert policy.tokenizer.batch_decode(asked + answers) == ["<|start|>2+2", "4<|eot|>"]
 

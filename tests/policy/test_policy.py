@@ -40,8 +40,9 @@ def test_special_tokens_in_a_prompt_are_only_text():
 def one_at_a_time(policy, batch, temperature):
     """log pi of each row from its real tokens alone, no padding, straight from the model."""
     result = []
+    prompt_SQ, prompt_mask_SQ = batch.ids_ST[:, : batch.start], batch.mask_ST[:, : batch.start]
     for prompt, pmask, completion, cmask in zip(
-        batch.prompt_SQ, batch.prompt_mask_SQ, batch.completion_SC, batch.own_SC, strict=True
+        prompt_SQ, prompt_mask_SQ, batch.completion_SC, batch.own_SC, strict=True
     ):
         prompt, completion = prompt[pmask.bool()], completion[cmask.bool()]
         logits = policy.model(torch.cat([prompt, completion])[None]).logits[0] / temperature
@@ -58,7 +59,7 @@ def test_padding_changes_no_log_probability(tiny_policy):
     torch.testing.assert_close(logps_S, one_at_a_time(tiny_policy, drawn.sequences, 0.8), rtol=1e-4, atol=1e-4)
     assert entropy_SC.shape == drawn.sequences.completion_SC.shape
     trimmed = drawn.sequences.at(slice(0, 3))
-    assert trimmed.prompt_SQ.shape[1] == 1
+    assert trimmed.start == 1
     torch.testing.assert_close(tiny_policy.logps(trimmed, 0.8).logps_S, logps_S[:3], rtol=1e-4, atol=1e-4)
 
 
@@ -111,7 +112,7 @@ def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
 def test_entropy_is_that_of_the_sampling_distribution(tiny_policy):
     batch = tiny_policy.sequences(["ab"], ["c"])
     entropy_SC = tiny_policy.logps(batch, temperature=0.5).entropy_SC
-    probability = (tiny_policy.model(batch.prompt_SQ).logits[0, -1] / 0.5).softmax(0)
+    probability = (tiny_policy.model(batch.ids_ST[:, : batch.start]).logits[0, -1] / 0.5).softmax(0)
     assert entropy_SC[0, 0].item() == pytest.approx(-(probability * probability.log()).sum().item(), rel=1e-4)
 
 
@@ -124,7 +125,7 @@ def test_the_sampler_draws_from_the_distribution_that_is_scored(tiny_policy):
     torch.manual_seed(0)
     draws = 20_000
     drawn = sample(tiny_policy, ["abc"], draws, 1, temperature=0.7)
-    logits = tiny_policy.model(drawn.sequences.prompt_SQ[:1]).logits[0, -1]
+    logits = tiny_policy.model(drawn.sequences.ids_ST[:1, : drawn.sequences.start]).logits[0, -1]
     expected = (logits / 0.7).softmax(0).double().detach()
     found = torch.bincount(drawn.sequences.completion_SC[:, 0], minlength=len(expected)).double()
     common = draws * expected >= 5  # where the chi-square statistic is one

@@ -170,7 +170,7 @@ def test_a_tokenizer_is_saved_as_it_came(tiny_policy, tmp_path):
     tiny_policy.save(tmp_path / "came")
     policy = load_policy(str(tmp_path / "came"), CPU)
     assert policy.pad_token == policy.tokenizer.eos_token_id
-    assert policy.sequences(["a", "bcd"], ["x", "y"]).prompt_SQ.tolist()[0][:2] == [1, 1]
+    assert policy.sequences(["a", "bcd"], ["x", "y"]).ids_ST.tolist()[0][:2] == [1, 1]
     policy.save(tmp_path / "saved")
     saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert (saved.padding_side, saved.pad_token) == ("right", None)

@@ -22,8 +22,9 @@ SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 @pytest.fixture(scope="module")
 def worker():
-    with Worker("oblrpo.tasks.gym_worker:main", environment=gym_worker.ENVIRONMENT) as worker:
-        yield worker
+    worker = Worker("oblrpo.tasks.gym_worker:main", environment=gym_worker.ENVIRONMENT)
+    yield worker
+    worker.stop()
 
 
 @pytest.fixture

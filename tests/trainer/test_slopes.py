@@ -64,10 +64,9 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
     observe = Slope.observe
 
     def observed(slope, value, length, prompts):
-        schedule = learner.core.schedule
-        new, own = schedule.rule.state.scale, schedule.average.scale
-        predicted = (new - (1 - SCALE_MEMORY) * own) / SCALE_MEMORY  # the scale that it is given in
-        seen.append(value * length * math.sqrt(predicted))
+        schedule = learner.core.schedule  # what it predicts is the batch's scale with a part of its own
+        own = (1 - SCALE_MEMORY) * schedule.average.scale
+        seen.append(value * length * math.sqrt((schedule.rule.state.scale - own) / SCALE_MEMORY))
         observe(slope, value, length, prompts)
 
     def taken(samples, batch, *more):

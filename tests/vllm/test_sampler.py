@@ -88,12 +88,12 @@ def test_log_probabilities_are_those_of_the_draws(policy, sampler, temperature):
 
 def test_completions_stand_in_the_order_of_prompts_and_outputs(policy, sampler, monkeypatch):
     drawn = drawn_by(sampler)
-    width = drawn.sequences.prompt_SQ.shape[1]
+    width = drawn.sequences.start
     assert len(drawn.completions) == len(drawn.sequences.ids_ST) == len(PROMPTS) * G
     for p, row in enumerate(policy.encode(PROMPTS, LONGEST)):
         for s in range(G * p, G * p + G):
-            assert drawn.sequences.prompt_SQ[s, width - len(row) :].tolist() == row
-            assert drawn.sequences.prompt_mask_SQ[s].sum() == len(row)
+            assert drawn.sequences.ids_ST[s, width - len(row) : width].tolist() == row
+            assert drawn.sequences.mask_ST[s, :width].sum() == len(row)
     for text, row in zip(drawn.completions, drawn.ids(), strict=True):
         assert text == policy.tokenizer.decode(row, skip_special_tokens=True)
     generate = sampler.engine.generate

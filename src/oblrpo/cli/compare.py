@@ -57,25 +57,6 @@ def run(argv: list[str]) -> None:
     if command.dry_run and command.only_report:
         raise InputError("--dry-run writes nothing and --only-report writes the page; give one of them.")
     settings: dict[str, Any] = {key: value for mapping in command.set for key, value in mapping.items()}
-    spec = read_spec(command.spec, _overrides(command), settings)
-    output = Path(command.output or f"runs/{Path(command.spec).stem}")
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; give a folder as --output.")
-    plan = Plan(spec, output)
-    if command.dry_run:
-        _describe(plan)
-        return
-    console = Console(soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 100)
-    conductor = Conductor(plan, console)
-    if not command.only_report:
-        conductor.run()
-    _report(plan, console)
-    if failed := conductor.failed:
-        raise InputError(f"{len(failed)} of {plan.count()} runs failed; the same command tries them again. {failed[0]}")
-
-
-def _overrides(command: CompareCommand) -> dict[str, Any]:
-    """Return the keys of the spec that flags replace."""
     if command.seeds < 0 or command.processes < 0 or command.search_seeds < -1:
         raise InputError("--seeds, --search-seeds and --processes must not be negative.")
     flags = {
@@ -83,7 +64,29 @@ def _overrides(command: CompareCommand) -> dict[str, Any]:
         "target": command.target, "processes": command.processes,
     }  # fmt: skip
     chosen = {"search_seeds": command.search_seeds} if command.search_seeds >= 0 else {}
-    return {key: value for key, value in flags.items() if value} | chosen
+    spec = read_spec(command.spec, {key: value for key, value in flags.items() if value} | chosen, settings)
+    output = Path(command.output or f"runs/{Path(command.spec).stem}")
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output} is a file; give a folder as --output.")
+    plan = Plan(spec, output)
+    if command.dry_run:
+        _describe(plan)
+        return
+    from oblrpo.compare.page import write_page
+    from oblrpo.compare.summary import summarise
+    from oblrpo.compare.table import print_table, write_table
+
+    console = Console(soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 100)
+    conductor = Conductor(plan, console)
+    if not command.only_report:
+        conductor.run()
+    summary = summarise(plan)
+    print_table(summary, console)
+    table = write_table(summary, plan.output)
+    page = write_page(summary, plan.output)
+    console.print(f"\n{seen(f'{page} and {table}')}", highlight=False)
+    if failed := [reason for reason in conductor.ended.values() if reason]:
+        raise InputError(f"{len(failed)} of {plan.count()} runs failed; the same command tries them again. {failed[0]}")
 
 
 def _describe(plan: Any) -> None:
@@ -97,15 +100,3 @@ def _describe(plan: Any) -> None:
             print(f"  {planned.name}: {seen(planned.place)}")
         if rest := len(plan.spec.seeds) - len(plan.search_seeds(variant)):
             print(f"  {variant.name}, the best of these rates, {rest} further seed{'s' if rest > 1 else ''}")
-
-
-def _report(plan: Any, console: Console) -> None:
-    from oblrpo.compare.page import write_page
-    from oblrpo.compare.summary import summarise
-    from oblrpo.compare.table import print_table, write_table
-
-    summary = summarise(plan)
-    print_table(summary, console)
-    table = write_table(summary, plan.output)
-    page = write_page(summary, plan.output)
-    console.print(f"\n{seen(f'{page} and {table}')}", highlight=False)

@@ -40,10 +40,9 @@ def run(argv: list[str]) -> None:
     from oblrpo.diagnosis import diagnose
     from oblrpo.report import html
 
-    if command.prompts and not command.look:
-        raise InputError("--prompts has no effect without --look; add --look or remove it.")
-    if command.checkpoints != 1 and not command.look:
-        raise InputError("--checkpoints has no effect without --look; add --look or remove it.")
+    idle = "--prompts" if command.prompts else "--checkpoints" if command.checkpoints != 1 else ""
+    if idle and not command.look:
+        raise InputError(f"{idle} has no effect without --look; add --look or remove it.")
     diagnosis = diagnose(command.run)
     found = diagnosis.plain()
     if not command.json:

@@ -64,7 +64,14 @@ def run(argv: list[str]) -> None:
     sampling = check_sampling(command.sampling, command.k, flags, drawn=bool(model))
     sampling = replace(sampling, output=sampling.output or _folder_of(model))
     command = replace(command, model=model, sampling=sampling)
-    results = _on_benchmarks(command) if command.benchmark else _on_rows(command, started)
+    if command.benchmark:
+        results = _on_benchmarks(command)
+    else:
+        from oblrpo.report.console import evaluating
+
+        policy, settings = _load(command) if model else None, (sampling, command.grading, Path(sampling.output))
+        with evaluating() as show:
+            results = [evaluate_rows(policy, command.data, started, *settings, ks=command.k, progress=show)]
     if command.json:
         of_model = None if command.completions else {"model": results[0]["settings"]["model"], "results": results}
         print(json.dumps(of_model or results[0]))
@@ -107,16 +114,6 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"existing completions are graded as they are; remove {', '.join(idle)}.")
-
-
-def _on_rows(command: EvaluateCommand, started: TrainConfig | None) -> list[dict[str, Any]]:
-    """Evaluate a model, or completions that it has drawn before, by rewards."""
-    from oblrpo.report.console import evaluating
-
-    policy, folder = _load(command) if command.model else None, Path(command.sampling.output)
-    settings = command.sampling, command.grading, folder
-    with evaluating() as show:
-        return [evaluate_rows(policy, command.data, started, *settings, ks=command.k, progress=show)]
 
 
 def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:

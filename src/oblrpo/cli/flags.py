@@ -25,11 +25,7 @@ OVERRIDE = r"[+~]*[\w.]+="
 
 
 def parse(default: Command, argv: list[str], prog: str, help: str = "--help") -> Command:
-    """Return the command that these words give, over its default; `help` is the flag that lists all settings.
-
-    Raises:
-        SystemExit: 0, after all settings were listed.
-    """
+    """Return the command that these words give, over its default; where `help` is one, list all settings and exit."""
     if {"-h", "--help", help} & set(argv):
         from oblrpo.cli.help import print_settings
 

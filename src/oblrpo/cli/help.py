@@ -29,7 +29,7 @@ def print_settings(command: Any, prog: str, common: Collection[str] = ()) -> Non
     usage = " ".join(filter(None, [prog, word.name, "[--setting VALUE ...]"]))
     parser = ArgumentParser(usage=usage, description=does, epilog=more, add_help=False)
     for section in sections(command):
-        types = {name: kind for name, (kind, _) in types_of(section).items() if not is_dataclass(kind)}
+        types = {name: kind for name, (kind, _) in types_of(section.__class__).items() if not is_dataclass(kind)}
         title, _, more = " ".join(section.__doc__.split()).partition(". ")
         own = common or section is command
         group = parser if own else parser.add_argument_group(title.removesuffix("."), more or None)

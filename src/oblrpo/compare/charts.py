@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable
+from operator import methodcaller
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from oblrpo.tables.metrics import AVERAGED_STEPS
 
 ACCURACY = "held-out accuracy"
 MARGIN = 1.4  # how far an axis of rates goes beyond the lowest and the highest, as a factor
+_accuracy: Callable[[Result], Curve] = methodcaller("curve", "accuracy")
 MOST_TICKS = 10  # the most rates that are written out below an axis
 
 
@@ -37,10 +39,6 @@ def learning(summary: Summary) -> list[Markup]:
         lines = [_line(name, outcome.best, curve) for name, outcome in zip(labels, summary.outcomes, strict=True)]
         drawings.append(chart(title, lines, xlabel="completions", ylabel=unit, levels=levels))
     return drawings
-
-
-def _accuracy(result: Result) -> Curve:
-    return result.curve("accuracy")
 
 
 def _line(label: str, results: list[Result], curve: Callable[[Result], Curve]) -> Line:

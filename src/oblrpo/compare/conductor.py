@@ -13,7 +13,6 @@ from rich.live import Live
 
 from oblrpo.compare import training
 from oblrpo.compare.plan import Plan, PlannedRun
-from oblrpo.compare.spec import Variant
 from oblrpo.errors import InputError
 from oblrpo.report.html import seen
 from oblrpo.runs import locked
@@ -39,11 +38,6 @@ class Conductor:
         self.later: dict[str, list[PlannedRun]] = {}
         """By variant, the runs at the rate that its search chose."""
         self._begun, self._done_before = time.monotonic(), 0
-
-    @property
-    def failed(self) -> list[str]:
-        """Why runs failed in this call."""
-        return [reason for reason in self.ended.values() if reason]
 
     def run(self) -> None:
         """Train every run that is not done; a KeyboardInterrupt comes out once runs in progress have saved."""
@@ -135,8 +129,15 @@ class Conductor:
     def _ready(self) -> list[PlannedRun]:
         """Return what can start now; a warm start that several runs wait for comes first, and once."""
         for variant in self.plan.spec.variants:
-            if variant.name not in self.later and all(run.place in self.ended for run in self.plan.search(variant)):
-                self._add_later(variant)
+            if variant.name in self.later or not all(run.place in self.ended for run in self.plan.search(variant)):
+                continue
+            self.later[variant.name] = self.plan.later(variant)
+            for run in self.later[variant.name]:
+                try:
+                    self._check(run)
+                except InputError as error:  # the others continue
+                    self.ended[run.place] = f"{run.name}: {error}"
+                    self._report(run, f"failed: {error}")
         # Seed by seed over all variants, so that what is there early can be compared.
         order = {seed: place for place, seed in enumerate(self.plan.spec.seeds)}
         wanted = [run for run in self._runs() if run.place not in self.ended]
@@ -146,16 +147,6 @@ class Conductor:
             if needed.place not in self.running and needed.place not in self.ended:
                 possible[needed.place] = needed
         return sorted(possible.values(), key=lambda run: run.config.run.steps > 0)
-
-    def _add_later(self, variant: Variant) -> None:
-        """Add the further runs at the rate that a variant's search chose; what lies there is looked at now."""
-        self.later[variant.name] = self.plan.later(variant)
-        for run in self.later[variant.name]:
-            try:
-                self._check(run)
-            except InputError as error:  # the others continue
-                self.ended[run.place] = f"{run.name}: {error}"
-                self._report(run, f"failed: {error}")
 
     def _check(self, run: PlannedRun) -> None:
         """Refuse a folder in the run's place that was made with other settings; note if nothing is left to do."""

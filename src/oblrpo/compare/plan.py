@@ -154,10 +154,7 @@ class Plan:
         return sum(len(self.search(v)) + len(self.spec.seeds) - len(self.search_seeds(v)) for v in self.spec.variants)
 
     def processes(self) -> int:
-        """Return how many trainings run at a time.
-
-        Unless the spec says it, that is one a core, or a single one where a model is named, which may be large.
-        """
+        """Return how many trainings run at a time: as the spec says, or one a core, or one if a model is named."""
         named = any(self.spec.config(v, v.learning_rates[0], 0, "").policy.model for v in self.spec.variants)
         return min(self.spec.processes or (1 if named else cores()), self.count())
 

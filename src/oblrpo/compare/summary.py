@@ -246,10 +246,7 @@ def _mean(values: Iterable[float | None]) -> Mean | None:
 
 
 def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return x, mean, low and high at the points that all curves share.
-
-    Low and high are a 95 % interval by Student's t over seeds; where there are two seeds, the two values.
-    """
+    """Return x, mean, low and high where all curves have points: 95 % intervals by Student's t; of two, both values."""
     x = sorted(set.intersection(*({x for x, _ in curve} for curve in curves)))
     by_x = [[dict(curve)[point] for curve in curves] for point in x]
     means = [mean(values) for values in by_x]

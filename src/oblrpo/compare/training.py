@@ -50,7 +50,20 @@ def _train(run: PlannedRun, processes: int) -> None:
         os.dup2(log.fileno(), 2)
     install_streams()  # a character that the locale does not have must not end a run
     try:
-        _train_here(run, processes)
+        import torch
+        from rich.console import Console
+        from transformers.utils import logging as transformers_logging
+
+        from oblrpo.report.console import Progress
+        from oblrpo.trainer.loop import Trainer
+
+        transformers_logging.disable_progress_bar()
+        torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # of large models; small ones take one
+        begun = bool(run.folder.checkpoint_steps())
+        if not begun:
+            shutil.rmtree(run.folder.path, ignore_errors=True)  # stopped before its first checkpoint: it starts again
+        with Progress(Console(soft_wrap=True, markup=False)) as progress:
+            Trainer(run.as_saved() if begun else run.config, resume=begun).run(progress)
     except KeyboardInterrupt:
         sys.exit(STOPPED)
     except InputError as error:
@@ -61,23 +74,6 @@ def _train(run: PlannedRun, processes: int) -> None:
         traceback.print_exc()
         run.note_failure("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         sys.exit(1)
-
-
-def _train_here(run: PlannedRun, processes: int) -> None:
-    import torch
-    from rich.console import Console
-    from transformers.utils import logging as transformers_logging
-
-    from oblrpo.report.console import Progress
-    from oblrpo.trainer.loop import Trainer
-
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # of large models; small ones take one
-    begun = bool(run.folder.checkpoint_steps())
-    if not begun:
-        shutil.rmtree(run.folder.path, ignore_errors=True)  # stopped before its first checkpoint: it starts again
-    with Progress(Console(soft_wrap=True, markup=False)) as progress:
-        Trainer(run.as_saved() if begun else run.config, resume=begun).run(progress)
 
 
 def _stop_with_parent() -> None:

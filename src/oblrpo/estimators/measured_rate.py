@@ -133,10 +133,8 @@ class MeasuredRate:
             )
         self.gauge, self.settings, self.slope, self.state = gauge, settings, slope or Slope(), RateState()
         self.target_kl = settings.kl
-        gauge.optimizer.register_step_pre_hook(self._rescale)
         # Of the step at hand:
-        self._unit = 0.0  # the scale in which the optimizer is to get the batch's gradient
-        self._due = False  # whether it is to get the next one so
+        self._unit = 1.0  # the scale in which the optimizer is to get the batch's gradient
         self._updates_left = 0
         self._aim = 0.0  # the root of the KL that the next update is meant to take
         self._moved = 0.0  # the root of the KL that the step has taken so far
@@ -146,18 +144,18 @@ class MeasuredRate:
     def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The next rate divided by the first."""
         state, settings = self.state, self.settings
-        if batch.fresh and (own := average.scale):
-            scale = min(max(state.scale or own, own / STABLE), own * STABLE)  # hardly ever chosen by the batch itself
-            state.scale = SCALE_MEMORY * scale + (1 - SCALE_MEMORY) * own
-            loss = inner(self._gradients_and_updates())  # what it would cost to make the last step once more
-            if state.length:
-                # In units of the batch's own gradient, which may shrink faster than memory forgets.
-                self.slope.observe(-loss / state.length / math.sqrt(scale), state.length, average.moments.n)
+        if batch.fresh:
+            if own := average.scale:
+                scale = min(max(state.scale or own, own / STABLE), own * STABLE)  # hardly ever chosen by the batch
+                state.scale = SCALE_MEMORY * scale + (1 - SCALE_MEMORY) * own
+                loss = inner(self._gradients_and_updates())  # what it would cost to make the last step once more
+                if state.length:
+                    # In units of the batch's own gradient, which may shrink faster than memory forgets.
+                    self.slope.observe(-loss / state.length / math.sqrt(scale), state.length, average.moments.n)
+                # A policy that is sure of all has next to no gradient, and would be moved by one made large again.
+                self._unit = max(scale, state.felt_unit if self._is_over(average) or state.unfelt else 0.0)
             state.length = self._moved = 0.0
             self._change, self._updates_left = None, settings.updates
-            # A policy that is sure of all has next to no gradient, and would be moved by one that was made large again.
-            self._unit = max(scale, state.felt_unit if self._is_over(average) or state.unfelt else 0.0)
-        self._due = self._unit > 0
         before, state.tokens = state.tokens, batch.mean_length or 1.0
         meant = min(state.tokens * self.slope.length**2, batch.headroom, settings.kl)
         self.target_kl = batch.ess_ratio * meant
@@ -179,11 +177,9 @@ class MeasuredRate:
         return state.rate / state.start
 
     @torch.no_grad()
-    def _rescale(self, *_: Any) -> None:
+    def rescale(self) -> None:
         """Put gradients, which clipping has seen as they were, in units of their scale; and what momentum holds."""
-        state, unit, due, self._due = self.state, self._unit, self._due, False
-        if not due:
-            return
+        state, unit = self.state, self._unit
         state.first_unit = state.first_unit or unit  # the size of numbers stays that of the first gradient
         older = min(1.0, math.sqrt(unit / state.unit)) if state.unit else 1.0
         for group in self.gauge.optimizer.param_groups:

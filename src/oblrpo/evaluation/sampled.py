@@ -65,10 +65,7 @@ class SavedCompletions:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
     def read(self, questions: Sequence[Any]) -> tuple[list[list[str]], list[list[int]] | None, dict[str, Any]]:
-        """Return completions of each question, their tokens where all are kept, and how they were drawn.
-
-        Questions beyond those of the settings are left out.
-        """
+        """Return completions of the questions asked, their tokens where all are kept, and how they were drawn."""
         rows = sorted(self.rows(), key=lambda row: row.get("index", 0))
         if not rows:
             raise InputError(f"{self.file} holds no completions to grade; check --output.")

@@ -1,6 +1,5 @@
 """The policy: a causal language model with its tokenizer, and the log-probability of whole completions."""
 
-from oblrpo.policy.files import check_is_there, is_gguf
 from oblrpo.policy.load import adopt_policy, byte_tokenizer, check_policy, load_policy, make_policy, stand_in
 from oblrpo.policy.model import Logps, Policy, tokens_of
 from oblrpo.policy.prompts import Prompt, PromptFormat
@@ -14,9 +13,7 @@ __all__ = [
     "Sequences",
     "adopt_policy",
     "byte_tokenizer",
-    "check_is_there",
     "check_policy",
-    "is_gguf",
     "load_policy",
     "make_policy",
     "stand_in",

@@ -21,10 +21,7 @@ PATTERNS = "The following .*_pattern keys"
 
 
 def add_adapter(model: Any, config: PolicyConfig) -> Any:
-    """Return the model with new adapters in float32, which alone are trained.
-
-    The adapters have no dropout, because sampler and trainer must agree.
-    """
+    """Return the model with new adapters in float32, which alone are trained; no dropout: the sampler has none."""
     peft, made = _peft(), config.adapters
     lora = peft.LoraConfig(
         r=made.r,
@@ -123,10 +120,7 @@ def merge(model: Any) -> Any:
 
 
 def _read_weights(model: Any, folder: str, adapter: str = "default") -> dict[str, Any]:
-    """Return the adapters' weights in a folder, if none is missing.
-
-    Weights of embeddings need not be there: they are saved only where they are trained.
-    """
+    """Return the adapters' weights in a folder, if all are there; embeddings are saved only where they are trained."""
     weights: dict[str, Any] = _peft().load_peft_weights(folder, device="cpu")
     wanted = _peft().get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
     check_complete(folder, set(wanted) - weights.keys())

@@ -25,8 +25,8 @@ def explained(what: str, hint: str = ".") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What a library says went wrong, in one line that ends without a full stop."""
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    """What a library says went wrong, in one line without pydantic's words before it and without a full stop."""
+    return " ".join(str(error).split()).rpartition(" Value error, ")[2][:300].rstrip(".") or type(error).__name__
 
 
 def is_gguf(name: str) -> bool:

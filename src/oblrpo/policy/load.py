@@ -49,10 +49,7 @@ def make_policy(config: PolicyConfig) -> Policy:
 
 
 def stand_in(config: PolicyConfig) -> Policy:
-    """Return a policy of one small layer with the tokenizer of the model that the config names: no weights are loaded.
-
-    It reads prompts as the model would, and is for checks that must not wait for a large model.
-    """
+    """Return a small policy that reads prompts as the named model does, for checks that must not load its weights."""
     name, longest = base_of(config.model) or config.model, 2**20
     check_is_there(name)
     with explained(f"cannot find the model {config.model!r}"):

@@ -65,10 +65,7 @@ class PromptFormat:
         return isinstance(prompt, str) and not self.chat
 
     def turn_ends(self, tokenizer: Any, prompt: Prompt, *behind: Mapping[str, Any]) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer to these messages; none if it shows none.
-
-        Messages `behind` the answer follow there.
-        """
+        """Return the tokens that the template has behind an answer, before messages `behind`; none if it shows none."""
         conversation = self._conversation(tokenizer, prompt)
         shown = in_time(lambda: shown_or_nothing(conversation.answered(*behind)), TEMPLATE_SECONDS)
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
@@ -134,9 +131,6 @@ def _added(tokenizer: Any, text: str) -> tuple[int, int]:
 class TooSlow(BaseException):  # so that no other handler catches it
     """The time of a chat template was up: its code comes with a model, and may loop for years."""
 
-    def __str__(self) -> str:
-        return f"it takes longer than {TEMPLATE_SECONDS:g} seconds"
-
 
 def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
     """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
@@ -164,5 +158,6 @@ def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
             with lock:
                 over.set()
                 throw(None)  # what was thrown and has not arrived
-    except TooSlow as error:
-        raise InputError(f"the model's chat template is refused: {error}.") from None
+    except TooSlow:
+        longest = f"{TEMPLATE_SECONDS:g} seconds"
+        raise InputError(f"the model's chat template is refused: it takes longer than {longest}.") from None

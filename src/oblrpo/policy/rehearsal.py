@@ -15,10 +15,7 @@ PROMPT, COMPLETION = 2, 3
 
 
 def rehearse(policy: Policy, cure: str) -> None:
-    """Take scores of two short rows, as a step would, and forget them; no random number is drawn.
-
-    `cure` says how to adapt attention alone, where adapters cannot be taken.
-    """
+    """Take scores of two short rows and forget them; `cure` says how to adapt attention alone, if that would do."""
     ids_ST = two_rows(PROMPT + COMPLETION, policy.vocabulary).to(policy.device)
     ones_ST = torch.ones_like(ids_ST)
     rows = Sequences.of(ids_ST[:, :PROMPT], ones_ST[:, :PROMPT], ids_ST[:, PROMPT:], ones_ST[:, PROMPT:])

@@ -60,16 +60,6 @@ class Sequences:
         return len(self.ids_ST)
 
     @property
-    def prompt_SQ(self) -> Tensor:
-        """The columns before the completions."""
-        return self.ids_ST[:, : self.start]
-
-    @property
-    def prompt_mask_SQ(self) -> Tensor:
-        """Which tokens of the prompts are real."""
-        return self.mask_ST[:, : self.start]
-
-    @property
     def completion_SC(self) -> Tensor:
         """The columns of the completions."""
         return self.ids_ST[:, self.start :]
@@ -113,7 +103,7 @@ class Sequences:
 
         All other padding is behind them, up to the longest row.
         """
-        begin_S = self.start - self.prompt_mask_SQ.sum(1)
+        begin_S = self.start - self.mask_ST[:, : self.start].sum(1)
         width = int((self.mask_ST.sum(1)).max())
         column_ST = (begin_S[:, None] + torch.arange(width, device=begin_S.device)).clamp(max=self.ids_ST.shape[1] - 1)
         return self.ids_ST.gather(1, column_ST), self.start - begin_S

@@ -47,10 +47,7 @@ def chart(
     note: str = "",
     levels: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """Draw curves over one x axis, and dotted `levels` (y, name) across it.
-
-    `logarithmic` is about the y axis, `ylabel` its unit, `note` says how to read it.
-    """
+    """Draw curves over x, dotted `levels` (y, name) across; `logarithmic` is about y, `note` says how to read it."""
 
     def draw(axes: Axes) -> None:
         for number, line in enumerate(lines):

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from oblrpo.report import charts
 from oblrpo.report.charts import legend, look, short
-from oblrpo.report.html import markup, parts, render
+from oblrpo.report.html import TEMPLATES, markup, render
 from oblrpo.report.record import RunRecord
 from oblrpo.tables.metrics import Chart
 
@@ -41,12 +41,13 @@ def samples(record: RunRecord, chart: Chart) -> list[Markup]:
 
 
 def _group(rows: Rows) -> dict[str, Any]:
-    shown, folded = rows[:COMPLETIONS], parts().folded
+    shown = rows[:COMPLETIONS]
+    parts: Any = TEMPLATES.get_template("parts.html").module
     return {
         "prompt": rows[0]["prompt"],
         "answer": str(rows[0].get("answer", "")),
         "narrow": max(len(row["completion"]) for row in shown) <= NARROW,
-        "rows": [(folded(row["completion"]), *_figures(row)) for row in shown],
+        "rows": [(parts.folded(row["completion"]), *_figures(row)) for row in shown],
         "more": len(rows) - COMPLETIONS,
     }
 

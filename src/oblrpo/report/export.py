@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from oblrpo.checksums import SUMS, read_sums
 from oblrpo.errors import InputError
 from oblrpo.report.model_card import model_card
-from oblrpo.report.record import RunRecord, read_run
+from oblrpo.report.record import read_run
 from oblrpo.runs import RunFolder, check_name, locked, sync_folder, write_atomically
 from oblrpo.settings import PolicyConfig
 
@@ -26,17 +26,8 @@ TRIES = 5
 def export(run: Path, output: Path | None = None, step: int | None = None, merge: bool = False) -> Path:
     """Write the model of a run into a folder that transformers and the hub take as it is, with a model card.
 
-    Args:
-        run: folder of the run.
-        output: folder to write, which must not be there yet; None for RUN/export.
-        step: the step of the checkpoint; None for the newest.
-        merge: add adapters to the weights of their model.
-
-    Returns:
-        The folder: safetensors, config, tokenizer, and README.md, the model card.
-
-    Raises:
-        InputError: the run has no such checkpoint, or it is damaged; the output is there; `merge` without adapters.
+    Return that folder, by default RUN/export, which must not be there yet. `step` is that of the checkpoint, the newest
+    for None; `merge` adds adapters to the weights of their model.
     """
     record = read_run(run)
     if record is None:
@@ -61,7 +52,10 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
             adapters = (model / ADAPTERS).is_file()
             base = _base(str(record.settings.get("model") or ""), model)
             if merge:
-                _merge(record, model, merged)
+                from oblrpo.policy import load_policy  # torch and transformers load only now
+
+                of_loading = {name: record.settings[name] for name in OF_LOADING if name in record.settings}
+                load_policy(str(model), PolicyConfig(**of_loading), train=False).save_merged(merged)
             shared, name = merged if merge else model, record.folder.path.resolve().name
             write_atomically(shared / "README.md", model_card(record, reached, name, base, adapters and not merge))
             sync_folder(shared)
@@ -102,14 +96,6 @@ def _copy(folder: RunFolder, step: int | None, target: Path) -> int:
         f"{folder.path} has removed {TRIES} checkpoints while they were being copied; raise its save_total_limit, or "
         "export after it has ended."
     )
-
-
-def _merge(record: RunRecord, checkpoint: Path, folder: Path) -> None:
-    """Write the model of a checkpoint of adapters with these added to its weights."""
-    from oblrpo.policy import load_policy  # torch and transformers load only now
-
-    of_loading = {name: record.settings[name] for name in OF_LOADING if name in record.settings}
-    load_policy(str(checkpoint), PolicyConfig(**of_loading), train=False).save_merged(folder)
 
 
 def _base(model: str, checkpoint: Path) -> str:

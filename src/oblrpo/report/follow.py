@@ -9,8 +9,6 @@ from oblrpo.errors import InputError
 from oblrpo.report.page import write_record
 from oblrpo.report.record import RunRecord, read_run
 
-Signature = tuple[tuple[int, int, int] | None, ...]
-
 
 def follow(run: Path, output: Path, seconds: int, show: Callable[[str], None]) -> Path | None:
     """Write the page whenever the run's files have changed, until its last step, its failure or Ctrl-C.
@@ -47,7 +45,7 @@ def _render(run: Path, output: Path, seconds: int, show: Callable[[str], None]) 
     return record
 
 
-def _signature(run: Path) -> Signature:
+def _signature(run: Path) -> tuple[object, ...]:
     """Return what changes whenever metrics, settings or a failure do: file, size, time of the last write."""
 
     def of(path: Path) -> tuple[int, int, int] | None:

@@ -42,8 +42,3 @@ def render(name: str, **values: Any) -> str:
 def markup(form: str, *values: str) -> Markup:
     """Return HTML in which each `{}` of the form is a text."""
     return Markup(form).format(*(value if isinstance(value, Markup) else seen(value) for value in values))
-
-
-def parts() -> Any:
-    """Return the macros that pages have in common, as functions: `table`, `charts`, `folded`."""
-    return TEMPLATES.get_template("parts.html").module

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from oblrpo.intervals import GeometricMean, geometric_mean
+from oblrpo.intervals import geometric_mean
 from oblrpo.report import charts
 from oblrpo.report.charts import INK, Line, error_bar, look, short
 from oblrpo.report.curves import drawn
@@ -54,13 +54,8 @@ def variances(record: RunRecord, chart: Chart) -> list[Markup]:
             tick.set_fontweight("bold" if name == record.of_algorithm("baseline") else "normal")
         axes.set_ylim(-len(order) + 0.4, 0.9)
 
-    ratios = _ratios(record)
+    names = dict.fromkeys(key.removeprefix(VARIANCE) for row in record.steps for key in row if key.startswith(VARIANCE))
+    ratios = {name: geometric_mean(found) for name in names if (found := variance_ratios(record.steps, name))}
     order = sorted(ratios, key=lambda name: (name not in UNBIASED, ratios[name].value))
     height = 1.2 + 0.27 * len(order)
     return [charts.drawing(chart.title, chart.ylabel, draw, height, note=chart.note)] if order else []
-
-
-def _ratios(record: RunRecord) -> dict[str, GeometricMean]:
-    """Return the mean ratio under every baseline; none where the run kept no ledger."""
-    names = dict.fromkeys(key.removeprefix(VARIANCE) for row in record.steps for key in row if key.startswith(VARIANCE))
-    return {name: geometric_mean(of_steps) for name in names if (of_steps := variance_ratios(record.steps, name))}

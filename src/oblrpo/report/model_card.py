@@ -28,16 +28,12 @@ AROUND = {"prompt_template": "a template", "chat": "the chat template", "system_
 def model_card(record: RunRecord, step: int, name: str, base: str, adapters: bool) -> str:
     """Return the README.md of the model that a run had after a step, in Markdown.
 
-    Args:
-        record: the run.
-        step: the step of the checkpoint.
-        name: what the model is called.
-        base: the model that was trained, if the hub has it; else empty.
-        adapters: whether the folder holds adapters of the base, and no whole model.
+    `base` is the model that was trained, if the hub has it, else empty; with `adapters` the folder holds its adapters.
     """
     settings = record.settings
     changed = {key: value for key, (value, _) in changed_settings(settings).items() if key not in PLACES}
-    objects = [key for key, value in changed.items() for word in _words(value) if word.startswith(PREFIX)]
+    words = {key: value if isinstance(value, list) else [value] for key, value in changed.items()}
+    objects = [key for key, of_key in words.items() for word in of_key if str(word).startswith(PREFIX)]
     card = ModelCard.from_template(
         _front(settings, base, adapters),
         template_str=(files("oblrpo.report") / "templates" / "card.md").read_text("utf-8"),
@@ -125,10 +121,6 @@ def _command(settings: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
         if key in of_recipe and value != of_recipe[key] and key not in PLACES
     }
     return shlex.join(["oblrpo", "train", recipe, *flags_of(differing)])
-
-
-def _words(value: Any) -> list[str]:
-    return [str(word) for word in value] if isinstance(value, list) else [str(value)]
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:

@@ -78,10 +78,7 @@ def changed_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def read_run(run: Path) -> RunRecord | None:
-    """Read the run in a folder; None if it has not finished a step yet, not even the one before RL.
-
-    Lines that are still being written are left out.
-    """
+    """Read the complete lines of the run in a folder; None if it has not finished a step yet, not even step 0."""
     folder = RunFolder(run)
     if not folder.config_file.is_file():
         return None

@@ -85,10 +85,7 @@ class Rewards:
                 reward.close()
 
     def take_earned(self) -> dict[str, list[float]]:
-        """Return what each reward gave since the last call of this, without its weight, by its name in metrics.
-
-        That is TRL's, the function's own, where no two are called alike.
-        """
+        """Return each reward's values since the last call, unweighted, by its function's name as in TRL, if unique."""
         earned, self._earned = self._earned, {}
         short = {name: re.split(r"[:.]", name)[-1] for name in earned}
         often = Counter(short.values())

@@ -48,11 +48,7 @@ class WorkerReward:
         self.digest_and_gaps = lambda: (digest, () if digest else ("its file",))
 
     def __call__(self, /, **given: Any) -> Values:
-        """Return the function's values.
-
-        Raises:
-            RewardFailed: the function raised, took too long, or its process failed.
-        """
+        """Return the function's values; RewardFailed if it raised, took too long, or its process failed."""
         given["completions"] = as_messages(given["prompts"], given["completions"])
         handed = {name: given[name] for name in accepted(given, self.takes) if name not in self._withheld}
         message = {"path": self._path, "given": handed}
@@ -96,11 +92,8 @@ class PythonReward:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.takes, self.waits, self.digest_and_gaps = (
-            takes(function),
-            waits(function),
-            lambda: digest_and_gaps(function),
-        )
+        self.takes, self.waits = takes(function), waits(function)
+        self.digest_and_gaps = lambda: digest_and_gaps(function)
 
     def __call__(self, /, **given: Any) -> Values:
         """Return the function's values; it gets lists of its own, so that changing them has no effect elsewhere."""

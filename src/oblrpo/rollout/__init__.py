@@ -16,10 +16,7 @@ def make_sampler(
     entropy: bool = False,
     logps: bool = False,
 ) -> TransformersSampler | VLLMSampler:
-    """Return the sampler that the config asks for, with the policy's weights.
-
-    With `entropy` and `logps` it keeps these of the draws; vLLM always does.
-    """
+    """Return the config's sampler; with `entropy` and `logps` it keeps these of the draws, which vLLM always does."""
     if config.sampler == "transformers":
         return TransformersSampler(policy, logps, entropy)
     return VLLMSampler(policy, config.vllm, trust_remote_code)

@@ -50,12 +50,6 @@ def applies(model: Any) -> bool:
     return unchanged and not foreign and attend
 
 
-def is_plain(cache: Any) -> bool:
-    """Return whether a cache that was used holds keys and values of all tokens in every layer, and nothing else."""
-    layers = cache.layers if type(cache) is DynamicCache else []
-    return bool(layers) and all(type(layer) is DynamicLayer and layer.get_seq_length() > 0 for layer in layers)
-
-
 def cache_name(function: Callable[..., Any]) -> str:
     """The name of keys and values among a function's arguments and results: from transformers 5.24 on `cache`."""
     return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
@@ -84,7 +78,8 @@ def decode(
 
     prompts = DynamicCache()
     logits_SV, cache = read(prompt_PQ, mask_PQ, (mask_PQ.cumsum(1) - 1).clamp(min=0), prompts)
-    if cache is not prompts or not is_plain(prompts):
+    plain = all(type(layer) is DynamicLayer and layer.get_seq_length() > 0 for layer in prompts.layers)
+    if cache is not prompts or not prompts.layers or not plain:  # keys and values of all tokens, and nothing else
         return None
     logits_SV = logits_SV.repeat_interleave(copies, 0)
     for index in range(len(prompts.layers)):  # one after another: the prompts' own keys are let go

@@ -15,6 +15,7 @@ import torch
 from oblrpo.errors import InputError, pip_install
 from oblrpo.policy import Policy
 from oblrpo.policy.adapters import without_adapters
+from oblrpo.policy.files import explained
 from oblrpo.rollout.weights import check_weights, is_tied
 from oblrpo.settings import VLLM
 
@@ -28,6 +29,8 @@ ENVIRONMENT = {
 }
 """Variables of vLLM's environment, where the user has set none: no usage reports, no pinned cores, and on a GPU float32
 attention without TF32."""
+SEE = ". See vllm_args, or use the sampler transformers."
+"""What to do where vLLM could not do something."""
 CACHE, SHARE = 2 << 30, 0.3
 """Defaults for keys and values: bytes on a CPU; on a GPU the share of memory that they take with weights."""
 ON_CPU = {"block_size": 32, "enable_chunked_prefill": False}
@@ -49,7 +52,8 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
     for part in (own, own.get_text_config()):
         part.tie_word_embeddings = is_tied(model)
     is_set = config.gpu_memory_utilization is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
-    with tempfile.TemporaryDirectory(prefix="oblrpo-vllm-") as folder, _left_as_it_was(policy), explained("open"):
+    of_config = tempfile.TemporaryDirectory(prefix="oblrpo-vllm-")
+    with of_config as folder, _left_as_it_was(policy), explained("vLLM could not open", SEE):
         from vllm import LLM
 
         _check_machine(policy)
@@ -140,17 +144,3 @@ def _left_as_it_was(policy: Policy) -> Iterator[None]:
 def random_state_kept(policy: Policy) -> AbstractContextManager[None]:
     """Put torch's random state back, which vLLM draws from."""
     return torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else [])
-
-
-@contextmanager
-def explained(doing: str) -> Iterator[None]:
-    """Turn whatever vLLM raises into one sentence."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        words = " ".join(str(error).split()).rpartition(" Value error, ")[2][:300] or type(error).__name__
-        raise InputError(
-            f"vLLM could not {doing}: {words.rstrip('.')}. See vllm_args, or use the sampler transformers."
-        ) from error

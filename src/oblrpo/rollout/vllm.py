@@ -14,8 +14,9 @@ from torch import Tensor
 
 from oblrpo.errors import InputError, check_finite
 from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.policy.files import explained
 from oblrpo.policy.sequences import pad
-from oblrpo.rollout.engine import explained, open_engine, random_state_kept
+from oblrpo.rollout.engine import SEE, open_engine, random_state_kept
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.settings import VLLM
@@ -36,9 +37,6 @@ class VLLMSampler:
 
     A process has one engine, because much of what vLLM keeps is global: another sampler closes this one's, which is
     opened again when it samples next.
-
-    Raises:
-        InputError: vLLM is missing, cannot open or run the policy, or samples from another distribution.
     """
 
     _shutdown_open: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # of the engine that is open
@@ -96,7 +94,7 @@ class VLLMSampler:
             for seed in seeds
         ]
         # The engine draws from torch's random state too, more or less often by how it forms its batches.
-        with random_state_kept(self.policy), explained("sample"):
+        with random_state_kept(self.policy), explained("vLLM could not sample", SEE):
             try:
                 requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
             except BaseException:
@@ -140,7 +138,7 @@ class VLLMSampler:
             self._shutdown = weakref.finalize(self, self.engine.llm_engine.engine_core.shutdown)
             VLLMSampler._shutdown_open = self._shutdown
         try:
-            with explained("take over the weights"):
+            with explained("vLLM could not take over the weights", SEE):
                 if on_cpu:  # elsewhere the kernel's storage stays, for CUDA graphs
                     self.engine.apply_model(_unpack_experts)
                 weights = {"weights_iterator": checkpoint_weights(policy.model)}
@@ -156,10 +154,7 @@ class VLLMSampler:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Refuse an engine that samples from another distribution than the policy's.
-
-        The log-probabilities that both give to a few tokens are compared, which the engine draws after rows of others.
-        """
+        """Refuse an engine whose distribution is not the policy's: compare the log-probabilities of a few tokens."""
         special = self.policy.tokenizer.added_tokens_decoder
         plain = [token for token in range(self.policy.vocabulary) if token not in special] or [0]
         longest = min(self.policy.longest, self.engine.llm_engine.model_config.max_model_len)

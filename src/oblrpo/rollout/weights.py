@@ -36,11 +36,7 @@ def is_tied(model: Any) -> bool:
 
 
 def check_weights(model: Any) -> None:
-    """Refuse a policy whose weights another engine cannot take over.
-
-    Raises:
-        InputError: quantised weights; adapters other than plain LoRA.
-    """
+    """Refuse a policy whose weights another engine cannot take over: quantised, or adapters that are not plain LoRA."""
     base = without_adapters(model)
     if getattr(base, "is_quantized", False):
         raise InputError(

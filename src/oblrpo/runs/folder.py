@@ -144,10 +144,7 @@ class RunFolder:
         return read_rows(file) if file.is_file() else []
 
     def drop_metrics_after(self, step: int) -> list[str]:
-        """Forget steps that no checkpoint holds; they will be run again. Return what is missing, in sentences.
-
-        Lines that are damaged are appended to `metrics.damaged`, as they are.
-        """
+        """Forget steps that no checkpoint holds, and set damaged lines aside; return what is missing, in sentences."""
         lines = self.metrics_file.read_bytes().split(b"\n")[:-1] if self.metrics_file.is_file() else []
         kept, damaged = kept_and_damaged(lines, step)
         missing = []

@@ -28,13 +28,7 @@ class Log(NamedTuple):
 
 
 def read_log(path: Path) -> Log | None:
-    """Read the log of another trainer: a folder of TRL's, or a file of JSON, a table, or what a trainer has printed.
-
-    Returns None for a folder without one.
-
-    Raises:
-        InputError: there is no such file, it cannot be read, or holds no metric that is known.
-    """
+    """Read another trainer's log: a folder of TRL's (None without one), JSON, a table, or what a trainer prints."""
     try:
         if path.is_dir():
             return newest_state(path)
@@ -89,11 +83,7 @@ def _read(path: Path, file: IO[str]) -> Log:
 
 
 def entries_of(value: Any, name: str) -> list[Mapping[str, Any]] | None:
-    """The rows of a list of dicts, a dict of lists or of dicts, or what holds a `log_history`; None for anything else.
-
-    Raises:
-        InputError: the lists of a dict are not equally long.
-    """
+    """The rows of a list of dicts, a dict of lists or dicts, or what holds a `log_history`; None for anything else."""
     if isinstance(value, (list, tuple)):
         return [entry for entry in value if isinstance(entry, Mapping)] or None
     if not isinstance(value, Mapping) or not value:
@@ -117,11 +107,7 @@ def entries_of(value: Any, name: str) -> list[Mapping[str, Any]] | None:
 
 
 def known(rows: Rows, name: str, found: str) -> Rows:
-    """Return rows that were read; `name` says where, and `found` as what.
-
-    Raises:
-        InputError: they hold no metric that is known.
-    """
+    """Return rows that were read; `name` says where, and `found` as what."""
     if not any(key != "step" and (key == "skipped" or named(key)[0]) for row in rows for key in row):
         names = ", ".join(f"{each!s:.40}" for each in rows.names[:8]) or "no names of metrics"
         raise InputError(
@@ -139,11 +125,7 @@ def state_files(run: Path) -> list[Path]:
 
 
 def newest_state(run: Path) -> Log | None:
-    """Read the state of a folder of TRL's that goes farthest of those that are complete; None if there is none.
-
-    Raises:
-        InputError: all of them are damaged.
-    """
+    """Read the state of a folder of TRL's that goes farthest of those that are complete; None if there is none."""
     found: list[Log] = []
     damaged: list[InputError] = []
     for file in state_files(run):
@@ -162,11 +144,7 @@ def newest_state(run: Path) -> Log | None:
 
 
 def read_state(file: Path) -> Log:
-    """Read a `trainer_state.json`.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Read a `trainer_state.json`."""
     try:
         state = dict(json.loads(regular(file).read_bytes()))
         entries = [dict(entry) | {"step": _number_of_steps(entry["step"])} for entry in state["log_history"]]

@@ -41,10 +41,7 @@ def read_steps(path: Path) -> list[Metrics]:
 
 
 def kept_and_damaged(lines: Iterable[bytes], last: int) -> tuple[list[Metrics], list[bytes]]:
-    """Return the rows of steps up to the last, and the lines that are damaged.
-
-    A step that is there already, or comes before one that is, is damage; later steps than the last are forgotten.
-    """
+    """Return the rows of steps up to the last, in order, and the lines that are damaged; later steps are forgotten."""
     kept: list[Metrics] = []
     damaged = []
     for line in lines:

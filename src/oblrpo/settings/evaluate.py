@@ -54,13 +54,10 @@ class RewardsConfig(GradingConfig, RowsConfig):
 
 
 def as_in_run(config: TrainConfig, benchmark: bool = False) -> tuple[SamplingConfig, RewardsConfig]:
-    """Return the settings under which a run measures its held-out accuracy; `where` is of its training.
-
-    On a benchmark only its use of the chat template counts.
-    """
+    """Return the settings by which a run measures its accuracy; for a `benchmark` those of the chat template alone."""
     flat = flatten(config)
     flat["samples"] = flat["eval_samples"]
-    own = {"seed", "device", "trust_remote_code", "output", "where"}
+    own = {"seed", "device", "trust_remote_code", "output", "where"}  # `where` is of its training
     of_template = {"chat", "system_prompt", "chat_template_args"}
     taken = {key: value for key, value in flat.items() if (key in of_template if benchmark else key not in own)}
     return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))

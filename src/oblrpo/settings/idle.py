@@ -17,11 +17,6 @@ def _generated(config: Any) -> bool:
     return not config.task.data and not _benchmark(config)
 
 
-def _own_splits(config: Any) -> bool:
-    """Whether a benchmark's own splits on the hub are taken."""
-    return _benchmark(config) and not config.task.data
-
-
 LOADED = Idle("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
 BUILT = Idle("no model is loaded", lambda c: not c.policy.model)
 NO_WARM_START = Idle("warm_start_steps is 0", lambda c: not c.warm_start.begins)
@@ -31,9 +26,9 @@ BENCHMARK = Idle("{task} names its columns itself", _benchmark)
 GENERATED = Idle("the task '{task}' generates its problems", _generated)
 BENCHMARK_PROMPT = Idle(BENCHMARK.why, lambda c: _benchmark(c) and not c.warm_start.sft_data)
 GENERATED_PROMPT = Idle(GENERATED.why, lambda c: _generated(c) and not c.warm_start.sft_data)
-OWN_TEST = Idle(
+OWN_TEST = Idle(  # eval_data, or the splits of a benchmark on the hub
     "held-out problems have a source of their own",
-    lambda c: not _generated(c) and bool(c.task.eval_data or _own_splits(c)),
+    lambda c: not _generated(c) and bool(c.task.eval_data or not c.task.data),
 )
 NO_PROJECTS = Idle(
     "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)

@@ -213,7 +213,7 @@ class OptimConfig:
     """Optimizer, a class of torch.optim, such as SGD or AdamW; or (extra optimizers) Prodigy, AdamWScheduleFree and
     its kin."""
     learning_rate: Annotated[float, Range(0, 1e30)] = 1e-6
-    """Learning rate; with the measured rate only its initial value."""
+    """Learning rate; with the measured rate only that of the first update, whose length is then measured and set."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. There is no weight decay unless weight_decay is
     given here."""

@@ -31,13 +31,9 @@ def sections(config: Any) -> Iterator[Any]:
         yield from sections(value)
 
 
-def types_of(section: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Name -> type and annotations of the settings of a dataclass, sections included."""
-    return _types_of(type(section))  # type: ignore[arg-type]  # classes are hashable
-
-
 @functools.cache
-def _types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+def types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Name -> type and annotations of the fields of a dataclass, sections included."""
     types, hints = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind) if field.compare]
     return {name: (types[name], getattr(hints[name], "__metadata__", ())) for name in names}
@@ -46,7 +42,7 @@ def _types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 def settings_of(config: Any) -> Iterator[Setting]:
     """Every setting of a config and of its sections; a field with `compare` off is none."""
     for section in sections(config):
-        for name, type_and_notes in types_of(section).items():
+        for name, type_and_notes in types_of(section.__class__).items():
             if not dataclasses.is_dataclass(value := getattr(section, name)):
                 yield Setting(name, value, *type_and_notes)
 

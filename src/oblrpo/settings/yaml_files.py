@@ -21,11 +21,7 @@ class _Constructor(SafeConstructor):
     """YAML's core schema, which has no dates: 2024-01-01 is text, and so is `=`. Keys are text, each there once."""
 
     def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> Any:
-        """Refuse a key that is not text, or is there already.
-
-        Raises:
-            ConstructorError: names it and its line.
-        """
+        """Refuse a key that is not text, or is there already."""
         if wrong := "is not text; quote it" if not isinstance(key, str) else "appears twice" if key in mapping else "":
             raise ConstructorError(None, None, f"the key {key!r:.40} {wrong}", key_node.start_mark)
         return True
@@ -62,11 +58,7 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
 
 
 def _check(document: Any) -> None:
-    """Refuse what settings cannot be, and more values than a file of settings has: aliases may multiply them.
-
-    Raises:
-        ValueError: what it is.
-    """
+    """Refuse what settings cannot be, and more values than a file of settings has: aliases may multiply them."""
     left, count = [document], 0
     while left:
         value, count = left.pop(), count + 1

@@ -3,12 +3,11 @@
 import random
 
 from oblrpo.errors import InputError
+from oblrpo.tasks.addition import SLIPS
 from oblrpo.tasks.generated import GeneratedTask, is_heldout
 from oblrpo.tasks.task import Problem, check_whole
 
 SIGNS = "+-*"
-# What a slip of a demonstration is off by.
-SLIPS = (-10, -1, 1, 10)
 
 
 class ArithmeticTask(GeneratedTask):

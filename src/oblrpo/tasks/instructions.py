@@ -135,15 +135,12 @@ def _prose(facts: list[str], conditions: dict[str, Any], kept: dict[str, Any], e
     return " ".join(f"{fact}." for fact in chosen)
 
 
-def _has_bullets(text: str, wanted: int) -> bool:
-    lines = [line.strip() for line in text.splitlines()]
-    return sum(line.startswith("- ") and bool(WORD.search(line)) for line in lines) == wanted
-
-
 CHECKS: dict[str, Callable[[str, Any], bool]] = {
     "words": lambda text, wanted: wanted[0] <= len(WORD.findall(text)) <= wanted[1],
     "mention": lambda text, wanted: wanted in WORD.findall(text.lower()),
-    "bullets": _has_bullets,
+    "bullets": lambda text, wanted: (
+        sum(line.strip().startswith("- ") and bool(WORD.search(line)) for line in text.splitlines()) == wanted
+    ),
     # What may stand around the last words does not count.
     "ending": lambda text, wanted: text.lower().strip(" \n\t.!*\"'\u201d\u2019").endswith(wanted),
     "no_commas": lambda text, wanted: "," not in text,

@@ -16,10 +16,7 @@ NO_ARGS: Mapping[str, Any] = {}
 
 
 class Messages(list[dict[str, Any]]):
-    """A conversation so far: `{"role": ..., "content": ...}` each, for a chat template.
-
-    An assistant's may have `tool_calls` or whatever else the template reads.
-    """
+    """A conversation for a chat template: `{"role": ..., "content": ...}` each, perhaps with `tool_calls`."""
 
     __slots__ = ("template_args", "where")  # there may be a million
 

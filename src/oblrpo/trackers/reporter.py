@@ -77,7 +77,10 @@ class Reporter:
         step = row["step"]
         if name not in self._open or step < self._open[name].lacks:
             return
-        if fault := _answer(self._open[name].log, step, values_of(row) | self._completions(step))[1]:
+        values = values_of(row)
+        if self._settings.get("log_completions") and (rows := self._folder.read_completions(step)):
+            values["completions"] = [{"step": step} | each for each in rows]  # under TRL's name
+        if fault := _answer(self._open[name].log, step, values)[1]:
             self._warn(f"{name} failed at step {step} and is disabled for this run ({fault}); --resume tries again.")
             if fault == HANGS:
                 del self._open[name]
@@ -87,11 +90,6 @@ class Reporter:
         self._open[name].lacks = step + 1
         self._note[name]["step"] = step
         self._write_note()
-
-    def _completions(self, step: int) -> Values:
-        """Return a step's completions as a table under TRL's name, if they are logged and there are any."""
-        rows = self._folder.read_completions(step) if self._settings.get("log_completions") else []
-        return {"completions": [{"step": step} | row for row in rows]} if rows else {}
 
     def _close(self, names: Sequence[str], failed: bool) -> None:
         for name in names:
@@ -130,9 +128,6 @@ def _answer(call: Callable[..., Any], *args: Any) -> tuple[Any, str]:
     future = in_thread(call, *args)
     if future not in wait([future], PATIENCE).done:
         return None, HANGS
-    error = future.exception()
-    return (None, _brief(error)) if error else (future.result(), "")
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(shown(str, error).split())[:200]}"
+    if error := future.exception():
+        return None, f"{type(error).__name__}: {' '.join(shown(str, error).split())[:200]}"
+    return future.result(), ""

@@ -152,7 +152,6 @@ def make_learner(
         # Where lengths decide which prompts go together, this batch's part of the prior would depend on own outputs.
         by_length = bool(rollout.tokens_per_micro_batch)
         baseline = StepBaseline(algorithm.baseline, scores.score_norms, scores.calibration_steps, past_only=by_length)
-        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     beta, clock, G = config.algorithm.beta, Clock(), rollout.num_generations
@@ -173,7 +172,7 @@ def make_learner(
         core=core,
         clock=clock,
         ratio=ratio_of(config.algorithm, algorithm),
-        ledger=ledger,
+        ledger=VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps),
         scheduler=make_scheduler(optim.lr_scheduler_type, optimizer, config.run.steps * iterations),
         num_iterations=iterations,
         train_on=config.algorithm.train_on,

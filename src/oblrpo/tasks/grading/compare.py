@@ -36,10 +36,7 @@ class Group(NamedTuple):
 
 
 def equal(golds: Sequence[str], answer: str, algebra: Algebra) -> bool:
-    """Return whether the answer is the gold answer; for several golds, whether it lists each once and nothing else.
-
-    Whatever `algebra` raises passes through.
-    """
+    """Return whether the answer is the gold answer, or of several lists each once and no other; `algebra` may raise."""
     if len(golds) == 1:
         return _same(tidy(golds[0]), tidy(answer), algebra)
     wanted = [tidy(gold) for gold in golds]

@@ -52,17 +52,14 @@ def same(gold: str, answer: str) -> bool:
                 raise _Several
         except _Several:
             return in_any_order(_relations(gold), _relations(answer), _same_relation)
-        return len(names[0] | names[1]) < 2 and _same_sets(wanted, given)
+        equal = wanted == given or bool(wanted.is_subset(given) and given.is_subset(wanted))
+        return len(names[0] | names[1]) < 2 and equal
     if "=" in top(gold) and "=" in top(answer):
         return in_any_order(_relations(gold), _relations(answer), _same_relation)
     if "matrix}" in gold + answer:
         one, other = read(gold).doit(), read(answer).doit()
         return bool(one.shape == other.shape and (one - other).applyfunc(sympy.simplify).is_zero_matrix)
     return same_formula(gold, answer)
-
-
-def _same_sets(gold: sympy.Set, answer: sympy.Set) -> bool:
-    return gold == answer or bool(gold.is_subset(answer) and answer.is_subset(gold))
 
 
 def _set(text: str, names: set[str]) -> sympy.Set:
@@ -86,7 +83,9 @@ def _set(text: str, names: set[str]) -> sympy.Set:
     if not braced and len(pieces := listed(text, thousands=True)) > 1:
         return _of_list(pieces, names)
     if signs := _signs(text):
-        return _of_chain(text, signs, names)
+        sides = _sides(text, signs)
+        chain = zip(sides, [sign[0] for sign in signs], sides[1:], strict=False)
+        return sympy.Intersection(*[_of_relation(*relation, names) for relation in chain])
     for separator, join in ((r"\cup", sympy.Union), (r"\cap", sympy.Intersection), (r"\setminus", sympy.Complement)):
         if len(pieces := split_top(text, separator)) > 1:
             return join(*(_set(piece, names) for piece in pieces))
@@ -117,12 +116,6 @@ def _of_list(pieces: list[str], names: set[str]) -> sympy.Set:
     if both == sympy.S.EmptySet or not any(map(_signs, pieces)):
         return any_of_them
     raise Unreadable("a list of conditions that may be all or any")
-
-
-def _of_chain(text: str, signs: list["re.Match[str]"], names: set[str]) -> sympy.Set:
-    sides = _sides(text, signs)
-    sets = [_of_relation(*relation, names) for relation in zip(sides, [s[0] for s in signs], sides[1:], strict=False)]
-    return sympy.Intersection(*sets)
 
 
 def _of_relation(left: str, sign: str, right: str, names: set[str]) -> sympy.Set:
