@@ -89,13 +89,23 @@ def test_the_rate_is_that_of_our_own_rule_and_the_same_on_every_rank(errors):
     assert errors["auto"]["least"] < 0.5  # the first rate is the optimizer's own, and was too high
 
 
+def test_clipping_sees_gradients_as_they_are_and_the_optimizer_in_units_of_their_scale(errors):
+    assert errors["auto"]["grad_norm"] <= 1e-5
+    assert errors["auto"]["scale"] < 0.5
+    assert errors["auto"]["momentum"] <= 1e-4
+
+
 def test_an_update_that_goes_too_far_is_shortened_on_every_rank(errors):
     assert errors["auto, confined"]["least"] < 0.5
     assert errors["auto, confined"]["ranks agree"] == 1
 
 
-def test_an_update_too_short_to_be_felt_is_lengthened_for_the_measurement(errors):
-    assert errors["auto, not felt"]["kappa"] > 0
+@pytest.mark.parametrize("scenario", ["auto", "auto, not felt"])
+def test_the_first_update_is_as_long_as_it_was_meant_whatever_the_optimizers_rate(errors, scenario):
+    assert 0.25 <= errors[scenario]["first"] <= 1
+
+
+def test_an_update_too_short_to_be_felt_is_lengthened_on_every_rank(errors):
     assert errors["auto, not felt"]["ranks agree"] == 1
 
 

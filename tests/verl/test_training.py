@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from oblrpo import estimators
 from oblrpo.adapters.verl.prompt_rows import PromptRows
+from oblrpo.estimators.measured_rate import BEGIN
 from oblrpo.scores import oracle
 from tests.verl.support import launch
 from tests.verl.support.batches import logps
@@ -118,7 +119,7 @@ def test_the_schedule_and_the_prior_were_on_the_disk(killed_and_resumed):
     states = [json.loads((checkpoint / "actor" / f"oblrpo_schedule_rank_{rank}.json").read_text()) for rank in (0, 1)]
     assert states[0] == states[1]
     assert states[0]["steps"] == 3
-    assert states[0]["average"]["count"] == 3
+    assert len(states[0]["average"]["batches"]) == 3
     assert sum(json.loads((checkpoint / "oblrpo_baseline.json").read_text())["prior"]["sums"]) > 0
 
 
@@ -157,12 +158,13 @@ def test_baseline_and_rate_of_the_first_step_are_those_of_our_own_functions(kill
 
     share_SN = -groups.put(rewards_PG - baseline_PG)[:, None] * score_SN / 128
     group_norm2_P = torch.stack([(share_SN[rows].sum(0) * 16).square().sum() for rows in groups.rows_of])
-    schedule = estimators.SNRSchedule(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=2e-3), "auto")
+    # Of prompts without number: these come in an order that is no chance (data.shuffle).
     moments = estimators.moments(group_norm2_P, share_SN.sum(0).square().sum())
-    schedule.step(moments)  # of prompts without number: these come in an order that is no chance (data.shuffle)
     assert before[1]["actor/trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
-    # auto's first rate is the optimizer's own, less what was too far.
-    assert 0 < before[1]["actor/lr_used"] <= schedule.learning_rates[0] * (1 + 1e-6)
+    # auto's first update is as long as it was meant, whatever the optimizer's rate.
+    meant = BEGIN * float(torch.stack([each.double().sum() for each in batch["response_mask"]]).mean())
+    assert meant < before[1]["actor/step_kl_target"]
+    assert meant / 4 <= before[1]["actor/step_kl"] <= meant * (1 + 1e-6)
     assert before[2]["actor/lr_used"] != before[1]["actor/lr_used"]
     assert before[1]["actor/grad_norm"] == pytest.approx(float(share_SN.sum(0).norm()), rel=1e-4)
 

@@ -1,6 +1,7 @@
 """On every rank: verl's FSDP2 engine with our part, against loop autograd on the unsharded model in float64."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.movement import key_of, measured
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.settings import Settings
+from oblrpo.estimators.measured_rate import BEGIN
 from oblrpo.scores import CalibratedProxy, oracle
 from tests.verl.support.batches import as_data, logps, make_rows, nested
 from tests.verl.support.ranks import answer
@@ -218,7 +220,10 @@ def plain_model(engine, path):
 
 @torch.no_grad()
 def follow(folder, settings, rate=RATE):
-    """Errors of three updates under `auto`, against the rule on log-probabilities of the plain model's tokens."""
+    """Errors of three updates under `auto`, against the rule on log-probabilities of the plain model's tokens.
+
+    The batch is said to have a gradient a third as large from step to step, whose scale the optimizer's units follow.
+    """
     path = f"{folder}/model"
     engine = make_engine(path, settings)
     for group in engine.optimizer.param_groups:
@@ -246,19 +251,28 @@ def follow(folder, settings, rate=RATE):
             ]
         )
 
-    errors = {"lr_used": 0.0, "step_kl": 0.0, "shares": []}
+    errors, momentum, unit = {"step_kl": 0.0, "grad_norm": 0.0, "shares": []}, {}, 0.0
     for step in range(3):
         model = plain_model(engine, path)
         before = [token_logps(model, row) for row in chosen]
         for place, row in enumerate(rows):
             row["advantage"] = torch.tensor(1.0 if place % 3 else -1.0) * row["response_mask"].any()
             row["old_log_probs"] = token_logps(model, row).float()
+        told = [1e6 / 9**step] * PROMPTS
         with torch.enable_grad():
-            metrics = update(engine, rows, False, {"group_norm2": [1e4 + step] * PROMPTS}, PROMPTS * OUTPUTS, size=4)
-        norm2 = metrics["grad_norm"] ** 2
+            metrics = update(engine, rows, False, {"group_norm2": told}, PROMPTS * OUTPUTS, size=4)
+            logp_S = torch.stack([(token_logps(model, row) * row["response_mask"]).sum() for row in rows])
+            (-torch.stack([row["advantage"].double() for row in rows]) @ logp_S / (PROMPTS * OUTPUTS)).backward()
+        norm2, true_norm = metrics["grad_norm"] ** 2, estimators.squared_norm(list(model.parameters())) ** 0.5
+        errors["grad_norm"] = max(errors["grad_norm"], abs(metrics["grad_norm"] / true_norm - 1))
+        state = engine._schedule.rule.state
+        older, unit = min(1.0, math.sqrt(state.unit / (unit or state.unit))), state.unit
+        times = min(1.0, engine.optimizer_config.clip_grad / true_norm) * math.sqrt(state.first_unit / unit)
+        for name, parameter in model.named_parameters():
+            momentum[name] = 0.9 * older * momentum.get(name, 0.0) + 0.1 * times * parameter.grad
         # The slope that the engine saw; this schedule has no gradient of its own to see one by.
         vars(schedule.rule.slope).update(vars(engine._schedule.rule.slope))
-        moments = estimators.moments(torch.tensor([1e4 + step] * PROMPTS), norm2)
+        moments = estimators.moments(torch.tensor(told), norm2)
         schedule.step(moments, mean_length=MEAN_LENGTH, fresh=False)
         expected = schedule.learning_rates[0]
         schedule.optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
@@ -268,6 +282,7 @@ def follow(folder, settings, rate=RATE):
         true_SC = change_SC(before, [token_logps(model, row) for row in chosen])
         true_kl = estimators.measuring.mean_kl(true_SC)
         errors["step_kl"] = max(errors["step_kl"], abs(metrics["step_kl"][0] - true_kl) / max(true_kl, 1e-9))
+        errors.setdefault("first", true_kl / (BEGIN * MEAN_LENGTH))
         errors["shares"].append(share)
         # the engine's own knowledge of the update is what the rule goes on with
         schedule.load_state_dict(engine._schedule.state_dict())
@@ -276,7 +291,11 @@ def follow(folder, settings, rate=RATE):
     errors["most"] = max(errors["shares"])
     errors["last"] = errors["shares"][-1]
     errors["least"] = min(errors.pop("shares"))
-    errors["kappa"] = engine._schedule.rule.state.root_kappa**2
+    errors["scale"] = unit / state.first_unit
+    errors["momentum"] = max(
+        relative(engine.optimizer.state[parameter]["exp_avg"].full_tensor().double(), momentum[name])
+        for name, parameter in engine.module.named_parameters()
+    )
     return errors
 
 
