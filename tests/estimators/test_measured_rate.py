@@ -713,3 +713,21 @@ def test_a_task_that_changes_is_learned():
     """Momentum and AdamW's kept the direction of the first task, the rate grew for it, and no run found the second."""
     for make in (sgd, adamw):
         assert sorted(changed_task(make(1e-6), seed) for seed in range(6))[3] < 40
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_scale_of_a_batch_whose_noise_is_not_measured_comes_from_its_own_gradient(size, measured):
+    """As in a loop that takes score norms in one step of ten: the optimizer gets it as it would if it were measured."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer, got = torch.optim.SGD([parameter], lr=1e-3), []
+    schedule = SNRSchedule(optimizer, "auto")
+    optimizer.register_step_pre_hook(lambda *_: got.append(float(parameter.grad.norm())))
+    for scale, known in ((1.0, True), (1.0, True), (size, measured)):
+        before = parameter.detach().clone()
+        parameter.grad = torch.tensor([0.6, -0.8]) * scale
+        schedule.step(Moments(0.5 * scale**2, 4 * scale**2, 8) if known else None, mean_length=4.0)
+        optimizer.step()
+        schedule.confine(lambda before=before: (parameter.detach() - before)[None].double())
+    assert got[:2] == pytest.approx([1.0, 1.0])
+    assert got[2] == pytest.approx(min(max(size, 3**-0.5), 3**0.5), rel=1e-5)

@@ -74,6 +74,15 @@ class MomentAverage:
         """The size |S| + |T| of the last batch's squared gradient; 0 before it."""
         return abs(self._batches[-1][0]) + abs(self._batches[-1][1]) if self._batches else 0.0
 
+    def scale_of(self, norm2: float) -> float:
+        """The size |S| + |T| of a batch with only || g ||^2 known, whose mean is S + T/N; 0 before the first."""
+        if not self._batches:
+            return 0.0
+        moments = self.moments
+        mean = max(moments.signal2, 0.0) + moments.trace_cov / moments.n
+        share = norm2 / mean if mean > 0 else 0.0
+        return share * (abs(moments.signal2) + abs(moments.trace_cov)) or self.scale
+
     def add(self, batch: Moments) -> None:
         """Take in one batch."""
         self._n = batch.n

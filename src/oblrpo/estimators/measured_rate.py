@@ -28,7 +28,7 @@ from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measuring import LONGEST, GaugeState, Step, UpdateGauge, mean_kl
-from oblrpo.estimators.moments import inner
+from oblrpo.estimators.moments import inner, squared_norm
 from oblrpo.estimators.rate_factors import BatchFacts, RateSettings
 from oblrpo.estimators.slope import Slope
 
@@ -145,7 +145,7 @@ class MeasuredRate:
         """The next rate divided by the first."""
         state, settings = self.state, self.settings
         if batch.fresh:
-            if own := average.scale:
+            if own := average.scale if batch.measured else average.scale_of(squared_norm(self._parameters)):
                 scale = min(max(state.scale or own, own / STABLE), own * STABLE)  # hardly ever chosen by the batch
                 state.scale = SCALE_MEMORY * scale + (1 - SCALE_MEMORY) * own
                 loss = inner(self._gradients_and_updates())  # what it would cost to make the last step once more
@@ -182,22 +182,24 @@ class MeasuredRate:
         state, unit = self.state, self._unit
         state.first_unit = state.first_unit or unit  # the size of numbers stays that of the first gradient
         older = min(1.0, math.sqrt(unit / state.unit)) if state.unit else 1.0
-        for group in self.gauge.optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.mul_(math.sqrt(state.first_unit / unit))
-                for name in MOMENTA if older < 1 else ():
-                    if (momentum := self.gauge.optimizer.state.get(p, {}).get(name)) is not None:
-                        momentum.mul_(older)
+        for p in self._parameters:
+            if p.grad is not None:
+                p.grad.mul_(math.sqrt(state.first_unit / unit))
+            for name in MOMENTA if older < 1 else ():
+                if (momentum := self.gauge.optimizer.state.get(p, {}).get(name)) is not None:
+                    momentum.mul_(older)
         state.unit = unit
+
+    @property
+    def _parameters(self) -> list[Any]:
+        return [p for group in self.gauge.optimizer.param_groups for p in group["params"]]
 
     def _gradients_and_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradient and the last step of every parameter that has both; the optimizer's state loses the latter."""
-        for group in self.gauge.optimizer.param_groups:
-            for p in group["params"]:
-                update = self.gauge.optimizer.state.get(p, {}).pop(UPDATE, None)
-                if update is not None and p.grad is not None:
-                    yield p.grad, update
+        for p in self._parameters:
+            update = self.gauge.optimizer.state.get(p, {}).pop(UPDATE, None)
+            if update is not None and p.grad is not None:
+                yield p.grad, update
 
     def _is_over(self, average: MomentAverage) -> bool:
         """Whether nothing is left of a signal that was seen since steps are as long as they are meant.

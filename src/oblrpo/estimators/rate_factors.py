@@ -43,6 +43,8 @@ class BatchFacts(NamedTuple):
     """Whether no update was made on it before."""
     headroom: float = math.inf
     """The least nats an output that could earn all that is left to earn (`headroom`)."""
+    measured: bool = True
+    """Whether its signal and noise were measured, so that the averages' last batch is this one."""
 
 
 def debiased(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:

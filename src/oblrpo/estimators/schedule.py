@@ -179,7 +179,7 @@ class SNRSchedule:
         self.factor = 0.0
         if batch is None or batch.has_gradient:
             self._steps += 1
-            facts = BatchFacts(ess_ratio, mean_length, fresh, headroom)
+            facts = BatchFacts(ess_ratio, mean_length, fresh, headroom, batch is not None)
             if self.rule is None:
                 self.factor = FACTORS[self.mode](self.average, facts, self.settings)
             elif self._unmeasured is None:
