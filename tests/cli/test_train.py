@@ -14,7 +14,8 @@ from oblrpo.settings import TrainConfig, flatten, read_yaml, read_yaml_file, yam
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
-    "step", "reward", "reward_stderr", "reward_std", "rewards/task/mean", "rewards/task/std",
+    "step", "reward", "reward_min", "reward_max", "reward_iqr", "reward_stderr", "reward_std",
+    "rewards/task/mean", "rewards/task/std",
     "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "completions/masked_ratio",
     "completions/trained_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",

@@ -101,7 +101,7 @@ class MomentAverage:
     def _take(self) -> _Average:
         moments_B3 = torch.tensor(self._batches, dtype=torch.float64) / self.scale
         weights = _weights(moments_B3[:, :2].abs().sum(1).tolist(), self.decays[-1])
-        moments_B3 *= torch.tensor(weights, dtype=torch.float64)[:, None]
+        moments_B3 *= torch.tensor([each / weights[-1] for each in weights], dtype=torch.float64)[:, None]
         decays_A = torch.tensor(self.decays, dtype=torch.float64)
         a_AB = decays_A[:, None] ** torch.arange(len(weights) - 1, -1, -1)
         a_AB /= a_AB.sum(1, keepdim=True)
