@@ -8,8 +8,8 @@ themselves, with T the mean length of the batch's outputs in tokens. A step is m
 y being the length in root-nats a token that `Slope` finds. Its updates, one or several, are meant to go equal parts of
 that way: each has the rate (y - what the step has gone so far) / (updates left) / sqrt(kappa).
 
-The optimizer gets gradients in units of their scale, g / sqrt(c), c following |S| + T: a batch whose gradient
-is a thousand times as large makes no longer step than others, and leaves no larger trace in the optimizer's averages.
+The optimizer gets gradients in units of their scale, g / sqrt(c), c following |S| + T: a batch whose gradient is a
+thousand times as large makes no longer step than others, and leaves no larger trace in the optimizer's averages.
 Of unbiased estimates of one gradient the mean with weights 1 / variance is best, and the variance goes as c. So the
 weight in momentum of what is older than a batch is also multiplied by min(1, sqrt(c / c before)): where gradients
 shrink, because the task has changed or is solved, old ones do not drown the new. It is never raised: a gradient that
@@ -69,8 +69,8 @@ class RateState:
     """The rate of the last update; 0 before the first."""
     felt_rate: float = 0.0
     """The highest rate of a step that was felt."""
-    felt_unit: float = math.inf
-    """The smallest scale in which the optimizer got the gradient of one."""
+    felt_unit: float = 0.0
+    """The smallest scale in which the optimizer got the gradient of one; 0 before the first."""
     start: float = 0.0
     """The rate that a run began with."""
     root_kappa: float = 0.0
@@ -267,7 +267,7 @@ class MeasuredRate:
         state.unfelt = state.arrived and total < self.target_kl / UNFELT
         if not state.unfelt:
             state.felt_rate = max(state.felt_rate, state.rate)
-            state.felt_unit = min(state.felt_unit, state.unit)
+            state.felt_unit = min(state.felt_unit or state.unit, state.unit)
         state.arrived = state.arrived or total > self.target_kl / 4
         return Step(total, left)
 

@@ -80,14 +80,18 @@ class Learner:
         with self.clock.part("sampling"):
             return self.core.sample(problems)
 
+    def charged(self, samples: Samples) -> tuple[Samples, Tensor | None]:
+        """The samples with the rewards that are learned from, clipped and less the KL penalty; and its log-ratios."""
+        if self.reward_clip:
+            samples = replace(samples, rewards_PG=samples.rewards_PG.clamp(-self.reward_clip, self.reward_clip))
+        if self.reference is None:
+            return samples, None
+        charged_PG, kl_PG = self.reference.penalised(samples.rollouts.sequences, samples.rewards_PG)
+        return replace(samples, rewards_PG=charged_PG), kl_PG
+
     def learn_from(self, samples: Samples, number: int) -> StepResult:
         """Learn from what was sampled in step `number`, and let the sampler take over the new weights."""
-        charged, kl_PG = samples, None
-        if self.reward_clip:
-            charged = replace(charged, rewards_PG=charged.rewards_PG.clamp(-self.reward_clip, self.reward_clip))
-        if self.reference is not None:
-            charged_PG, kl_PG = self.reference.penalised(samples.rollouts.sequences, charged.rewards_PG)
-            charged = replace(charged, rewards_PG=charged_PG)
+        charged, kl_PG = self.charged(samples)
         with self.clock.part("training"):
             result = self.learn(charged, number)
         with self.clock.part("sampling"):

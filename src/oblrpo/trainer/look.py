@@ -254,8 +254,8 @@ def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: i
     """Sample and score a batch; None where fewer than two of its prompts have rewards."""
     torch.manual_seed(seed_of(config.run.seed, FIRST_STEP + number))
     sampled = learner.sample(problems)
-    core = learner.core
-    taken = learner.ledger.take(core.batch(sampled), core.baseline.prior, number, learner.weights(sampled))
+    core, (charged, _) = learner.core, learner.charged(sampled)
+    taken = learner.ledger.take(core.batch(charged), core.baseline.prior, number, learner.weights(charged))
     if taken is None:
         return None
     G, chosen_P, norm2_S = config.rollout.num_generations, taken.prompts_P, taken.norm2_S.double()
