@@ -17,12 +17,12 @@ class DiagnoseCommand:
     The exit code is 0 where nothing is wrong, 1 where something is, and 2 for what cannot be read.
 
     Examples: `oblrpo diagnose runs/demo`; `oblrpo diagnose runs/demo --look`; `oblrpo diagnose outputs/grpo`, a folder
-    of TRL's; `oblrpo diagnose train.log`, what a trainer has printed; `oblrpo diagnose metrics.csv`.
+    of TRL's; `oblrpo diagnose train.log`; `oblrpo diagnose wandb`; `zcat log.gz | oblrpo diagnose -`.
     """
 
     run: Annotated[str, Positional("RUN|LOG", "the folder of a run, or a log")] = ""
-    """Folder of a run, ours or TRL's, or a file: what trainers print or write, JSON, or a table: CSV, of a notebook, or
-    exported from W&B or TensorBoard."""
+    """Folder of a run: ours, TRL's, or what W&B, TensorBoard or trackio keeps (the newest); or a file: theirs, what
+    trainers print or write, JSON, or a table. It may be packed (.gz), or a pipe; "-" is standard input."""
     look: bool = False
     """Also measure what logs cannot show, at the newest checkpoint: gradient noise, batch size, baselines."""
     prompts: int = 0

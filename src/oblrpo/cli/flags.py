@@ -85,8 +85,8 @@ def _read(argv: list[str], types: dict[str, Any]) -> tuple[dict[str, list[str]],
 
 
 def _is_flag(word: str) -> bool:
-    """Whether a word is meant as a flag: dashes that no number follows."""
-    return bool(re.match(rf"[{DASHES}]+([^\d.]|$)", word))
+    """Whether a word is meant as a flag: dashes that no number follows; "-" alone is standard input."""
+    return word != "-" and bool(re.match(rf"[{DASHES}]+([^\d.]|$)", word))
 
 
 def _value(words: list[str], kind: Any, flag: str) -> Any:

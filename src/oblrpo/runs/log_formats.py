@@ -6,7 +6,7 @@ import csv
 import html
 import json
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
@@ -14,10 +14,12 @@ from typing import Any
 from oblrpo.errors import InputError
 from oblrpo.runs.log_rows import NONE, OURS, is_metric, named, number
 
-CONSOLE = re.compile(r"(?:^|\s)(step:\d+ - \S.*)$")
+CONSOLE = re.compile(r"(?:^|[\s:|│])(step:\d+(?: - \S.*| -)?)[│| ]*$")
 """A step of verl's console logger: `step:7 - actor/entropy:0.31 - critic/score/mean:0.5`."""
-WRAPPED = re.compile(r"^\s*- |\s- [\w/@.+-]+:|^[\w/@.+-]*:[-+\d.einaf]+\s*$|^[\d.]+\s*$")
-"""A line that continues it, where a paste has wrapped it."""
+PIECE = re.compile(
+    r"[^\s:]+:(?:[\w.]+\(\[*)?([-+]?(?:\d[\d_]*\.?\d*(?:e[-+]?\d+)?|nan|inf)|True|False|None)(?:\]*\))?", re.IGNORECASE
+)
+"""A metric in it."""
 
 QUOTED = re.compile(r"""(['"])([^'"]{1,200})\1\s*:\s*['"]?(?:[\w.]+\(\[*)?([-+\w./%]+)(?![-+\w./%]|\s*,\s*[-+.\d])""")
 """A name and its value in a printed dict: `'loss': 0.1`, `"loss": "0.1"`, `'loss': tensor(0.1, device='cpu')`."""
@@ -39,6 +41,14 @@ PLAIN = re.compile(r"(?:[A-Z]{4,}|[^A-Za-z]|\b(?i:train\w*|batch|rollout|episode
 """What before the name of a metric does not make it another's, such as the level of a log."""
 EVALUATION = re.compile(r"\b(?:val(?:id(?:ation)?)?|eval(?:uation)?|test(?:ing)?|held.?out)\b(?![./])", re.IGNORECASE)
 """Words before metrics that make them those of an evaluation."""
+SAMPLE = re.compile(
+    r"(?<![/\w])(?<!per )(?:gen(?:eration)?|sample|completion|response|prompt|question)(?:_?idx?\W|[ #(\[])+\d+\b",
+    re.IGNORECASE,
+)
+SAMPLED = {"prompt", "question", "completion", "response", "answer", "ground_truth", "messages", "idx"}
+"""What a line says of one completion: its number, or a key of JSON and dicts."""
+EPOCH = re.compile(r"\bEpoch:? ?\[(\d+)/\d+\] ?\((\d+)/(\d+)\)")
+"""MiniMind's steps, which begin again with each epoch."""
 PROSE = re.compile(r"(?:\b[a-z']+,? ){5}")
 """Words that no trainer prints beside its metrics."""
 STARTS = re.compile(rf"{BAR.pattern}|{{|[^\s'\"}}][^}}]*{{|.*\bstep:\d+ - ")
@@ -48,6 +58,7 @@ DELIMITERS = {"\t": "a table with tabs", "|": "a table with bars", ";": "CSV by 
 LONGEST_LINE, MOST_LINES = 1 << 22, 300
 """Characters of a line, and lines that a row in several may have."""
 VERL, PAIRS = "what verl prints", "pairs in a text"
+UNREAD, SINGLE = "lines not read", "lines about single completions"
 SURENESS = {VERL: 2, PAIRS: 0}
 """How surely something is a log's, by kind; 1 is any other."""
 Entries = tuple[str, list[dict[str, Any]]]
@@ -61,12 +72,12 @@ class Text:
         self.name = name
         self.kinds: dict[str, int] = {}
         """What was found, and how surely it is a log's."""
-        self.unread = 0
-        """How many lines had nothing."""
+        self.notes = Counter[str]()
+        """What was not read: by what it is, how many lines or metrics."""
         self._lines, self._again = iter(lines), deque[str]()
         self._head: tuple[str, ...] = ()
         self._delimiter = ","
-        self._step = ""  # in a line before
+        self._step, self._said = "", set[str]()  # in a line before, and the metrics since
         self._bar = ""  # of a progress bar or a line right before, for a dict without one
 
     def entries(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -74,10 +85,12 @@ class Text:
         readers = (self._console, self._row, self._html, self._printed, self._header, self._pairs)
         while (line := self._next()) is not None:
             if line[0] == "{" and isinstance(entry := as_json(line), dict):
+                if not SAMPLED.isdisjoint(entry):
+                    self.notes[SINGLE] += 1
+                    continue
                 self.kinds["JSON Lines"] = 1
                 yield 1, entry
                 continue
-            line = re.sub(r"\x1b\[[0-9;]*m", "", line) if "\x1b" in line else line
             if not line.endswith("{") and not any(map(str.isalnum, line)):
                 continue
             if bar := BAR.match(line):
@@ -85,7 +98,7 @@ class Text:
             kind, entries = next((found for read in readers if (found := read(line))), (None, []))
             if kind:
                 self.kinds[kind] = SURENESS.get(kind, 1)
-            self.unread += kind is None and not bar
+            self.notes[UNREAD] += kind is None and not bar
             self._bar = "" if entries else self._bar
             yield from ((self.kinds[kind or ""], entry) for entry in entries)
 
@@ -94,6 +107,7 @@ class Text:
 
     def _next(self) -> str | None:
         while (line := self._raw()) is not None:
+            line = re.sub(r"\x1b\[[0-9;]*[mK]", "", line) if "\x1b" in line else line
             line = line.replace("\ufeff", "").rstrip("\r\n \0")
             if line := line.lstrip("> ") if line[:1] == ">" else line:  # of an answer that quotes
                 return line
@@ -102,14 +116,21 @@ class Text:
     def _console(self, line: str) -> Entries | None:
         if "step:" not in line or not (match := CONSOLE.search(line)):
             return None
-        text = match[1]
+        before, lengths, text = line[: match.start(1)], [len(line)], match[1].rstrip("│| ")
+        kind = re.sub(r"(\\ )+", r"\\s*", re.sub(r"\d+", r"\\d+", re.escape(before)))
         while (more := self._next()) is not None:
-            if CONSOLE.search(more) or not WRAPPED.search(more):
+            if before.strip().isdecimal():  # the number of the line
+                kind = rf"\s*{int(before) + len(lengths)}\s+"
+            part = "" if CONSOLE.search(more) else re.sub(rf"^(?:{kind})?\s*", "", more, count=1).strip("│| ")
+            if not (joined := _continued(text, part, len(lengths) > 1 and lengths[-1] >= max(lengths) - 1)):
                 self._again.appendleft(more)
                 break
-            text += f" {more}" if text[-2:] == " -" or more[:2] == "- " else more
-        pairs = (part.rpartition(":") for part in text.split(" - "))
-        return VERL, [{name.strip(): re.sub(r"^[\w.]+\((.*)\)$", r"\1", value.strip()) for name, _, value in pairs}]
+            text = joined
+            lengths.append(len(more))
+        pieces = [piece.strip().rpartition(":") for piece in text.removesuffix(" -").split(" - ")]
+        found = {name: PIECE.fullmatch(f"x:{value}") for name, _, value in pieces}
+        self.notes["metrics without a value"] += list(found.values()).count(None)
+        return (VERL, [{name: value[1] for name, value in found.items() if value}]) if len(pieces) > 1 else None
 
     def _row(self, line: str) -> Entries | None:
         if not self._head:
@@ -190,10 +211,14 @@ class Text:
                 break
             text += f"\n{more}"
         found: list[dict[str, Any]] = []
+        samples = self.notes[SINGLE]
         steps = [step for word, step in COUNT.findall(before) if named(word)[0] == "step"]
         for group in _groups(text.replace("\n", "")):  # a paste may have wrapped it within a word
             entry = {name: value for _, name, value in QUOTED.findall(group) if number(value) != NONE}
             if not any(map(is_metric, entry)):
+                continue
+            if not SAMPLED.isdisjoint(re.findall(r"""['"](\w+)['"]\s*:""", group)):
+                self.notes[SINGLE] += 1
                 continue
             if EVALUATION.search(before):
                 entry = {_heldout(name): value for name, value in entry.items()}
@@ -202,16 +227,17 @@ class Text:
             elif not next(iter(entry)).startswith("eval_") and (bar := BAR.match(before) or self._bar):
                 entry["bar"] = bar if isinstance(bar, str) else bar[1]
             found.append(entry)
-        return ("printed dicts", found) if found else None
+        return ("printed dicts", found) if found else ("", []) if self.notes[SINGLE] > samples else None
 
     def _pairs(self, line: str) -> Entries | None:
         line = " ".join(re.sub("[│┃║]", "|", line).split())
+        line = EPOCH.sub(lambda found: f"step: {(int(found[1]) - 1) * int(found[3]) + int(found[2])}", line)
         if PROSE.search(line):
             return None
         entries, end, heldout, found = [dict[str, Any]()], 0, None, list(PAIR.finditer(line))
         for match in found:
             name = _name(line[end : match.start()])
-            our = named(name)[0]
+            our = named(name)[0] if match[2][-1] != "%" or named(name)[0] != "step" else ""  # of a bar
             follows = line[match.end() : match.end() + 2].strip()[:1]
             if our and (not match[1].isspace() or len(found) > 2 or our == "step" or not follows.isalnum()):
                 if our == "step" and name in entries[-1]:  # line ends that are missing
@@ -224,14 +250,28 @@ class Text:
         steps = [value for entry in entries for name, value in entry.items() if named(name)[0] == "step"]
         if not rows and steps and "wandb:" in line:  # of a summary, which is sorted by name
             return PAIRS, [{"step": steps[-1]}]
+        names = {named(name)[0] for row in rows for name in row if is_metric(name)}
+        if rows and (SAMPLE.search(line) or (self._step and not steps and not self._said.isdisjoint(names))):
+            self.notes[SINGLE] += 1  # within a step a metric comes once, or again for each of its completions
+            return "", []
         if self._step and rows and not steps:
             rows[0]["step"] = self._step
         if steps:
-            self._step = steps[-1]
+            self._step, self._said = steps[-1], set()
+        self._said |= names
         if rows:
             return PAIRS, rows
         self._bar = steps[-1] if steps else self._bar
         return None
+
+
+def _continued(text: str, part: str, full: bool) -> str:
+    """A step of verl's with what a line adds, wherever a paste has wrapped it; empty where it is another line."""
+    between = " " if text.endswith(" -") or f"{part} ".startswith("- ") else ""
+    *whole, last = f"{text}{between}{part}".removesuffix(" -").split(" - ")
+    number = not between and len(whole) == text.count(" - ") and PIECE.fullmatch(text.rpartition(" - ")[2])
+    fits = full and PIECE.fullmatch(last) if number else not re.search(r"\s", last)  # the end of one, or another line
+    return f"{text}{between}{part}" if part and fits and all(map(PIECE.fullmatch, whole)) else ""
 
 
 def _cells(line: str, delimiter: str, more: Iterable[str] = ()) -> list[str]:
@@ -268,7 +308,7 @@ def _groups(text: str) -> Iterator[str]:
             if depth == 0:
                 yield text[start : match.start()]
     if depth or "{" not in text:
-        yield text[start:]
+        yield re.sub(r"[^,\s]*$", "", text[start:]) if depth else text  # the last may be cut
 
 
 def _name(text: str) -> str:

@@ -84,7 +84,7 @@ class _Shape:
     steps: tuple[int, ...]  # where a step may stand, the best first
     bar: int  # where that of a progress bar stands, or -1
     heldout: tuple[int, ...]
-    metrics: frozenset[str]  # names of known metrics, of a row
+    metrics: frozenset[str]  # our names of known metrics, of a row
 
 
 class Rows:
@@ -172,11 +172,15 @@ class Rows:
         return rows
 
     def _odd(self) -> set[int]:
-        """Shapes that come once, with less than half of the metrics of another: settings, samples, words of a text."""
-        once = [self._by_number[shape] for shape, times in Counter(self._shape_E).items() if times == 1]
-        few = (each for each in once if 0 < 2 * len(each.metrics) <= self.most and not each.steps)
-        sure = {"eval/accuracy", "grad_norm"}
-        return {each.number for each in few if sure.isdisjoint(named(name)[0] for name in each.metrics)}
+        """Shapes without a step and with less than half of the metrics of another: settings, samples, words of a text.
+
+        They come once, or have no metric that the other lacks.
+        """
+        rich = max((shape.metrics for shape in self._by_number), key=len, default=frozenset[str]())
+        times = Counter(self._shape_E)
+        few = (each for each in self._by_number if 0 < 2 * len(each.metrics) <= len(rich) and not each.steps)
+        odd = (each for each in few if times[each.number] == 1 or each.metrics <= rich)
+        return {each.number for each in odd if each.metrics.isdisjoint({"eval/accuracy", "grad_norm"})}
 
     @property
     def most(self) -> int:
@@ -227,7 +231,7 @@ class Rows:
                 ours = name.removeprefix("actor/")  # ours inside verl
                 columns[ours if ours not in names else name] = (place,)
         columns |= {name: places for name, places in ranked.items() if name not in names}
-        metrics = frozenset(filter(is_metric, names))
+        metrics = frozenset(named(name)[0] for name in names if is_metric(name))
         bar = keys.index("bar") if "bar" in keys else -1
         shape = _Shape(len(self._by_number), tuple(columns.items()), steps, bar, heldout, metrics)
         self._shapes[keys] = shape

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import codecs
-import json
+import gzip
+import io
 import re
+import stat
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from oblrpo.errors import InputError
 from oblrpo.regular_files import regular
-from oblrpo.runs.log_formats import LONGEST_LINE, Text, as_json
+from oblrpo.runs.log_formats import LONGEST_LINE, SINGLE, UNREAD, Text, as_json
 from oblrpo.runs.log_rows import NAMES, Rows, named
+from oblrpo.runs.log_trackers import tracked
 
-TRL_STATE = "trainer_state.json"
+TRL_STATE, CUT = "trainer_state.json", "which is no whole JSON"
+HISTORY = re.compile(r"""['"]log_history['"]\s*:\s*\[?""")
+MOST_BYTES = 1 << 30
+"""Of what comes from a pipe: three million rows of JSON, so that an endless one fills no memory."""
 
 
 class Log(NamedTuple):
@@ -28,58 +35,95 @@ class Log(NamedTuple):
 
 
 def read_log(path: Path) -> Log | None:
-    """Read another trainer's log: a folder of TRL's (None without one), JSON, a table, or what a trainer prints."""
+    """Read another trainer's log: a folder of TRL's or a tracker's (None without one), or a file, of whatever form.
+
+    A file may be packed by gzip, or a pipe; "-" is standard input.
+    """
     try:
         if path.is_dir():
-            return newest_state(path)
-        with regular(path).open("rb") as file:
-            head = file.read(4096)
-        wide = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
-        if b"\0" in head.strip(b"\0") and not wide:  # a log that was cut while it was written begins with zeros
-            raise InputError(
-                f"{path} is a binary file, not text; give what a trainer prints or writes, or for TensorBoard and "
-                "W&B the CSV that their pages export."
-            )
-        with path.open(encoding="utf-16" if wide else "utf-8-sig", errors="replace") as file:
+            return newest_state(path) or (_log(f"{path}", *found) if (found := tracked(path)) else None)
+        with _opened(path) as file:
             return _read(path, file)
     except InputError:
         raise
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"{path!s:.999} cannot be read ({reason}); give the folder of a run, or its log.") from None
 
 
-def _read(path: Path, file: IO[str]) -> Log:
-    if path.name == TRL_STATE:
-        return read_state(path)
+def _opened(path: Path) -> IO[bytes]:
+    """A file, unpacked; what comes from a pipe is kept in memory, since readers go back to its start."""
+    path = Path("/dev/stdin") if str(path) == "-" else path
+    piped = stat.S_ISFIFO(path.stat().st_mode)
+    with (path if piped else regular(path)).open("rb") as file:
+        head = file.read(MOST_BYTES if piped else 2)
+    if len(head) == MOST_BYTES:
+        raise InputError(f"{path} has {MOST_BYTES >> 30} GiB and more; give a file, or a part of it.")
+    packed = head.startswith(b"\x1f\x8b")
+    unpacked: Any = gzip.open if packed else lambda file: file
+    return unpacked(io.BytesIO(head)) if piped else unpacked(path) if packed else path.open("rb")
+
+
+def _read(path: Path, file: IO[bytes]) -> Log:
+    name, head = str(path), file.read(4096)
+    if isinstance(file, io.BufferedReader) and (found := tracked(path, head[:64])):
+        return _log(name, *found)
+    file.seek(0)
+    wide = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
+    if b"\0" in head.strip(b"\0") and not wide:  # a log that was cut while it was written begins with zeros
+        raise InputError(
+            f"{name} is a binary file, not text; give what a trainer prints or writes, or, unpacked, what W&B, "
+            "TensorBoard or trackio keeps on the disk."
+        )
+    with io.TextIOWrapper(file, "utf-16" if wide else "utf-8-sig", "replace") as text:
+        return _of_text(name, text)
+
+
+def _log(name: str, rows: Rows, kind: str, said: list[str], steps: int = 0) -> Log:
+    said = said + [f"rows of repeated steps, of which the last count: {rows.again}"] * (rows.again > 0)
+    source = kind + (f" ({'; '.join(said)})" if said else "")
+    return Log(known(rows, name, source), steps, source)
+
+
+def _of_text(name: str, file: IO[str]) -> Log:
     head = file.read(1 << 16)
     first, _, more = head.lstrip().partition("\n")
     file.seek(0)
-    if re.match(r"\[\s*[{\]]|[\[{]$", first) or (re.match(r'{\s*"', first) and not (more.strip() and as_json(first))):
-        value = as_json(file.read())
-        if (entries := entries_of(value, str(path))) is not None:
-            kind = "a JSON list" if isinstance(value, list) else "JSON"
-            return Log(known(Rows(entries), str(path), kind), 0, kind)
-        if isinstance(value, dict) and "log_history" in value:
-            return read_state(path)
-        file.seek(0)
-    text, rows = Text(iter(lambda: file.readline(LONGEST_LINE), ""), str(path)), (Rows(), Rows(), Rows())
+    history, lines = HISTORY.search(head), more.strip() and isinstance(as_json(first), dict)
+    if history or (re.match(r'\[\s*[{\]]|[\[{]$|{\s*"', first) and not lines):
+        value = as_json(whole := file.read())
+        state = value if isinstance(value, dict) and isinstance(value.get("log_history"), list) else None
+        if (entries := entries_of(value, name)) or (state and not state["log_history"]):
+            kind = f"TRL, {Path(name).name}" if state else "a JSON list" if isinstance(value, list) else "JSON"
+            most = state.get("max_steps") if state else 0
+            most = most if type(most) is int else 0
+            return _log(name, Rows(entries), kind, [], most) if entries else Log(Rows(), most, kind)
+        file = io.StringIO(whole[history.end() :] if history else whole)
+    text, rows = Text(iter(lambda: file.readline(LONGEST_LINE), ""), name), (Rows(), Rows(), Rows())
     for sure, entry in text.entries():
-        text.unread += not rows[sure].add(entry)
+        text.notes[UNREAD] += not rows[sure].add(entry)
     counts = [len(each.close(printed=sure == 1)) for sure, each in enumerate(rows)]
-    # pairs in a text may be anything: a dict of three metrics is surer, however few there are
-    best = 2 if counts[2] else int(rows[1].most > 2 or 10 * counts[1] >= counts[0])
-    text.unread += sum(counts) - counts[best]
+    # pairs in a text may be anything: a dict of three metrics is surer, however few there are, but steps are surest
+    steps = rows[1].counted and not rows[0].counted and rows[0].most > rows[1].most
+    best = 2 if counts[2] else int(rows[1].most > 2 or 10 * counts[1] >= counts[0]) and not steps
+    text.notes[UNREAD] += sum(counts) - counts[best]
     if best < 2 and counts[best] == 1 and rows[best].counted and not {"loss", "grad_norm"} & rows[best][0].keys():
         raise InputError(
-            f"{path} is not a log: it holds numbers for {', '.join(rows[best].names[:8])} once, with no step, loss or "
+            f"{name} is not a log: it holds numbers for {', '.join(rows[best].names[:8])} once, with no step, loss or "
             "grad_norm; give a log of several steps."
         )
+    # a mean over a batch is not always one of the same two numbers; what 20 rows of one completion each earn may be
+    alone = best == 0 and rows[0].counted and rows[0].most == 1 and counts[0] >= 20 and "reward" in rows[0][0]
+    if alone and len({row.get("reward") for row in rows[0]}) == 2:
+        text.notes[SINGLE], counts = text.notes[SINGLE] + counts[0], [0]
+    if text.notes[SINGLE] and not sum(counts):
+        raise InputError(
+            f"{name} has {text.notes[SINGLE]} lines about single completions, and no metrics of steps; give the log in "
+            "which the trainer prints its steps."
+        )
     kinds = " and ".join(kind for kind, sure in text.kinds.items() if sure == best)
-    notes = {"lines not read": text.unread, "rows of repeated steps, of which the last count": rows[best].again}
-    said = "; ".join(f"{note}: {count}" for note, count in notes.items() if count)
-    said = f" ({said})" if said else ""
-    return Log(known(rows[best], str(path), f"{kinds or 'text'}{said}"), 0, kinds + said)
+    kinds = f"TRL, {Path(name).name}, {CUT}" if history else kinds or "text"
+    return _log(name, rows[best], kinds, [f"{note}: {count}" for note, count in text.notes.items() if count])
 
 
 def entries_of(value: Any, name: str) -> list[Mapping[str, Any]] | None:
@@ -125,38 +169,19 @@ def state_files(run: Path) -> list[Path]:
 
 
 def newest_state(run: Path) -> Log | None:
-    """Read the state of a folder of TRL's that goes farthest of those that are complete; None if there is none."""
+    """Read the state of a folder of TRL's that goes farthest; None if there is none."""
     found: list[Log] = []
-    damaged: list[InputError] = []
+    damaged: list[str] = []
     for file in state_files(run):
         try:
-            found.append(read_state(file)._replace(source=f"TRL, {file.relative_to(run)}"))
-        except InputError as error:
-            damaged.append(error)
+            log = read_log(file) or Log(Rows(), 0, "")
+        except InputError:
+            damaged.append(f"{file} cannot be read as a log of TRL's")
             continue
-        if found[-1].rows and file.parent != run:
+        found.append(log._replace(source=log.source.replace(TRL_STATE, str(file.relative_to(run)))))
+        if log.rows and file.parent != run and CUT not in log.source:
             break
     if damaged and not found:
-        raise damaged[0]
+        raise InputError(f"{damaged[0]}; give the folder of another checkpoint.")
     newest = max(found, key=lambda log: log.rows[-1]["step"] if log.rows else -1, default=None)
-    unread = "".join(f"; {str(error).rpartition(';')[0]}" for error in damaged)
-    return newest and newest._replace(source=newest.source + unread)
-
-
-def read_state(file: Path) -> Log:
-    """Read a `trainer_state.json`."""
-    try:
-        state = dict(json.loads(regular(file).read_bytes()))
-        entries = [dict(entry) | {"step": _number_of_steps(entry["step"])} for entry in state["log_history"]]
-        return Log(Rows(entries), _number_of_steps(state["max_steps"]), f"TRL, {file.name}")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
-        raise InputError(
-            f"{file} cannot be read as a log of TRL's ({reason}); give the folder of another checkpoint."
-        ) from None
-
-
-def _number_of_steps(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r:.50} is not a number of steps")
-    return value
+    return newest and newest._replace(source="; ".join([newest.source, *damaged]))
