@@ -165,7 +165,7 @@ def html(rows):
         ("\n".join(",".join(row) for row in TABLE), "CSV"),
         ("\n".join(",".join(f'"{cell}"' for cell in [*row, "x" * 200_000]) for row in TABLE), "CSV"),
         (json.dumps(dict(zip(TABLE[0], zip(*TABLE[1:], strict=True), strict=True))), "JSON"),
-        (json.dumps({"log_history": [dict(zip(TABLE[0], row, strict=True)) for row in TABLE[1:]]}), "JSON"),
+        (json.dumps({"log_history": [dict(zip(TABLE[0], row, strict=True)) for row in TABLE[1:]]}), "TRL, log.txt"),
         (json.dumps({row[0]: dict(zip(TABLE[0][1:], row[1:], strict=True)) for row in TABLE[1:]}, indent=1), "JSON"),
     ],
 )

@@ -182,12 +182,16 @@ def test_the_newest_state_that_can_be_read_is_taken_and_that_is_said(tmp_path):
         state = json.loads(file.read_text())
         state["log_history"] = [entry for entry in state["log_history"] if entry["step"] <= step]
         file.write_text(json.dumps(state)[: None if step == 5 else 100])
+    cut = json.dumps(state)
+    (tmp_path / "checkpoint-11").mkdir()  # less of it can be read than of one before
+    (tmp_path / "checkpoint-11" / STATE.name).write_text(cut[: cut.index('"step": 2') + 10])
     found = diagnose(tmp_path)
     assert found.steps == 5
     newest, next_ = (f"{tmp_path}/checkpoint-{step}/{STATE.name} cannot be read as a log" for step in (12, 10))
-    assert f"TRL, checkpoint-5/{STATE.name}; {newest} of TRL's (Unterminated" in found.source
+    assert f"TRL, checkpoint-5/{STATE.name}; {newest} of TRL's" in found.source
     assert f"; {next_}" in str(found)
-    (tmp_path / "checkpoint-5" / STATE.name).write_text("")
+    for step in (5, 11):
+        (tmp_path / f"checkpoint-{step}" / STATE.name).write_text("")
     with pytest.raises(InputError, match=rf"checkpoint-12/{STATE.name} cannot be read as a log of TRL's"):
         diagnose(tmp_path)
 
@@ -223,7 +227,7 @@ def test_what_are_no_rows_is_refused_in_a_sentence(given):
         ("", "holds no metric that is known"),
         ("hello\nworld\n", "holds no metric that is known"),
         ('{"colour": 3}\n', "holds no metric that is known"),
-        ('{"log_history": 3}', "cannot be read as a log of TRL's"),
+        ('{"log_history": 3}', "holds no metric that is known"),
         ("\x00\xff\x00", "holds no metric that is known"),
     ],
 )

@@ -94,7 +94,7 @@ def test_the_newest_state_that_can_be_read_is_shown_and_that_is_said(run):
     page = html.unescape(write_report(run).read_text())
     assert "<small>TRL, checkpoint-8/trainer_state.json · step 8 of 12" in page
     assert missing(page)[0] == "Newest state"
-    assert f"{run}/checkpoint-12/trainer_state.json cannot be read as a log of TRL's (Expecting property name" in page
+    assert f"{run}/checkpoint-12/trainer_state.json cannot be read as a log of TRL's" in page
 
 
 def test_what_is_not_finite_is_left_out(run):
