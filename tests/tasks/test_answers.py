@@ -14,4 +14,4 @@ def test_few_answers_are_graded_wrong_and_hardly_one_is_accepted_wrongly():
         verdicts = verifier.grade([case["gold"] for case in CASES], completions)
     wrong = [case for case, verdict in zip(CASES, verdicts, strict=True) if verdict.correct != case["right"]]
     assert sum(not case["right"] for case in wrong) <= 1, wrong
-    assert len(wrong) <= 16, wrong
+    assert len(wrong) <= 15, wrong

@@ -42,9 +42,20 @@ WORDINGS = [
     "The number of pears that were not eaten is 3 + 4 = {}",
     "Since there are 3 boxes, there are {} pears.", "She does not eat 3, so {} are left.",
     "Only then, in 3 days, it is {}.",
+    "Final Answer: The largest $n$ is {}.", "Final answer: $x$ is {}", "Answer: the value of $k$ is ${}$.",
+    "The answer is that $n$ must be {}.", "Final Answer: $n$ = {}.", "#### The largest $n$ is {}",
+    "Answer: the number of primes below $30$ is ${}$.", "Answer: the maximum of $ab$ is {}, attained at $a=3$.",
+    "The final answer is $ab$, which is {}.", "Answer: For $n=5$, the value is ${}$.",
+    "Answer: When $x$ is 3, the value of $y$ is {}.", "<answer>The largest $n$ is {}.</answer>",
+    "The answer is ${}$ when $n$ is 3.", "Answer: The length is ${}$, the width is $3$.",
+    "Answer: it is {}, where $n$ is 3.", "The area is {}cm².", "So it takes {}hours.", "It weighs **{}kg**.",
 ]  # fmt: skip
 # The number 7 is in them, and is not the answer.
 NOT_SEVEN = [
+    "Final Answer: The largest $n$ is not 7.", "Answer: $x$ is less than 7.", "Answer: $n$ is at least 7.",
+    "Answer: the largest $n$ is 7 or 8.", "Answer: the largest $n$ with $n^2<7$ is 2.", "Answer: $n$ is 7 dozen.",
+    "Answer: the point $P$ is 7 units from the origin.", "The answer is $2n$ when $n$ is 7.",
+    "The total is 7nm.", "It is 7kT.", "It is 7min(x, y).", "It is 7in4.",
     "It is sqrt(7).", "It is √7.", "It is 2√7.", "Hence f(7).", "It is g(7) - 1.", "It is ln 7.",
     "It is 2 + sqrt(7)/3", "It is \\sqrt 7.", "It is \\sqrt{7} + 1", "The point is (2, 7).",
     "The point is (7, 2).", "So (x, y) = (2, 7).", "The solutions are 2 and 7.", "x = 2 or x = 7",

@@ -294,9 +294,12 @@ def test_bad_arguments(monkeypatch):
             verifier.grade(["1", "2"], ["1"])
         with pytest.raises(InputError, match="completion 0 is empty"):
             verifier.grade([[]], ["1"])
-    monkeypatch.setattr(verifier_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'oblrpo\[math\]'"):
-        MathVerifier()
+    for missing in ("math_verify", "latex2sympy2_extended", "antlr4"):
+        monkeypatch.setattr(
+            verifier_module.importlib.util, "find_spec", lambda name, gone=missing: name != gone or None
+        )
+        with pytest.raises(InputError, match=r"pip install 'oblrpo\[math\]'"):
+            MathVerifier()
 
 
 def test_a_machine_with_numbers_only_starts_no_worker():

@@ -33,10 +33,29 @@ KINDS = {
         ("x < 1-2^{-60}", [], ["x < 1-2^{-61}"]),
         (r"\left(\frac{3}{7}\right)^{1500}", [], [r"\left(\frac{3}{7}\right)^{1501}"]),
     ],
+    "zero": [
+        ("0", [r"\ln 1", r"\arccos 1", r"\log_6 1", r"\lg 1", r"\tan 0", r"\sin\pi", r"\sqrt{0}", r"5\ln(2-1)",
+               r"\sqrt{5}\sqrt{7}-\sqrt{35}", r"\cos\frac\pi2", r"t\ln 1"],
+         [r"\ln 2", r"\arccos 0", r"\log_6 6", r"\ln 1 + 1", r"\arccos 0.999999", "e^{-250}", r"t\ln 2"]),
+        (r"\log_4 1", ["0", r"\sin\pi", r"\arctan 0"], ["1", r"\log_4 2"]),
+        ("t", [r"t+\ln 1", r"t+\sin\pi"], [r"2t+\sin\pi", r"t+\ln 2", r"u\cos\frac{\pi}{2}"]),
+        (r"(\ln 1, 4)", ["(0,4)"], ["(1,4)"]),
+        # A zero that no number of digits shows hides nothing beside it.
+        ("4", [r"4+\sin\pi", r"4+\sqrt{5}\sqrt{7}-\sqrt{35}"],
+         [r"9+\cos\frac{\pi}{2}", r"9\cos\frac{\pi}{2}", r"(\sqrt{5}\sqrt{7}-\sqrt{35})\cdot 9", r"5+\tan\pi"]),
+        (r"\sin\pi", ["0"], ["1", r"\ln 3", "t"]),
+    ],
     "giants": [
         (r"2^{3^{2^{10}}}", [r"2^{3^{1024}}"], [r"2^{3^{1023}}"]),
         (r"\binom{900}{450}", [r"\frac{900!}{(450!)^2}"], [r"\binom{900}{451}"]),
         (r"\lfloor 10^{20} e \rfloor", ["271828182845904523536"], ["271828182845904523537"]),
+    ],
+    "units without a space": [
+        (r"7\text{ m}", ["7m", "7.0m", "700cm", r"7\,\mathrm{m}"], ["7cm", "7m^2", "7t", "7s", "8m"]),
+        (r"14\text{ kg}", ["14kg", "14000g", "14.0kg"], ["14g", "14km", "14mg"]),
+        (r"30\text{ m/s}", ["30m/s", "108km/h"], ["30km/h", "30m", "30s/m"]),
+        ("45", ["45km/h", "45cm", "45m/s", "45hours"], ["45m", "45t", "45a/b", "45mn", "45cm+1"]),
+        ("2V/h", [], ["2", "V"]),
     ],
     "units": [
         (r"8\text{ cm}", ["8", "8cm", "8 cm", r"8\ \mathrm{cm}", r"\text{8 cm}", r"8\text{ centimetres}",
@@ -162,7 +181,7 @@ def test_a_unit_is_read_as_powers_of_base_units():
     ],
 )  # fmt: skip
 def test_decimals_that_go_on(text, value):
-    assert getattr(number(text), "value", None) == value
+    assert getattr(number(tidy(text)), "value", None) == value
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from oblrpo.tasks.grading.normal import tidy
 from oblrpo.tasks.grading.signs import latex_of
 
 pytest.importorskip("math_verify")
+sympy = pytest.importorskip("sympy")
 
 # kind: (gold, answers that equal it, answers that do not)
 KINDS = {
@@ -19,7 +20,13 @@ KINDS = {
                 r"\text{Option D}"],
          ["E", "(E)", "E) 17", "D or E", "D) and E)"]),
         (r"\text{(B)}\ 17", ["B", "17", "(B) 17"], ["C", "(B) 18", "(C) 17"]),
-        ("A,B,D", ["ABD", r"\text{A, B, D}", "(A),(B),(D)", r"D, B \text{ and } A"], ["A,B", "ABC", "A"]),
+        ("A,B,D", ["ABD", r"\text{A, B, D}", "(A),(B),(D)", r"D, B \text{ and } A", r"\text{A, B, and D}",
+                   r"\{D, A, B\}", "(A), (B), and (D)", "Options A, B, and D"],
+         ["A,B", "ABC", "A", "A, B, and E", "A, B, D, and E", "BAD"]),
+        ("AD", ["A, D"], ["DA", "D A"]),
+        ("B", ["B: the second line", "Option B: a line", r"\text{B: It grows.}", "(B): yes", "B: An arc"],
+         ["D: the second line", "D: B is wrong", "B:D", "B : DE = 2 : 3", "B, D: both", "BD: a line"]),
+        ("B: the second line", ["B", "the second line", "B) the second line"], ["D", "B: the third line"]),
     ],
     "words": [
         ("yes", [r"\text{Yes}", "Yes.", "Yes, since it converges"], ["no", "No, but nearly", "Yes, no"]),
@@ -32,7 +39,10 @@ KINDS = {
         (r"\text{May 14}", ["May 14", "14 May", r"\text{May 14th}"], ["May 15", "June 14"]),
         (r"\text{4:20 p.m.}", ["4:20 PM", r"4{:}20\text{ p.m.}", "16:20"], ["4:20 a.m.", "5:20 p.m."]),
         ("9:15", ["9{:}15", "9:15 a.m."], ["9:51", "9.15", "3:5", r"\frac{3}{5}"]),
-        ("08:15", ["8:15"], ["8:51"]),
+        ("08:15", ["8:15", "08:15 AM", "8:15:00"], ["8:51", "8:15:30", "8:15 PM"]),
+        (r"4\text{:}20\text{ p.m.}", ["4:20 pm", "16:20", r"16\text{:}20", "4:20:00 PM"], ["4:20 a.m.", "16:20:20"]),
+        ("17:42:00", ["17:42", "5:42 p.m.", r"17{:}42{:}00"], ["17:42:42", "5:42 a.m.", "42:17"]),
+        ("2:3:5", ["4:6:10"], ["2:3", "5:3:2"]),
         ("11:00", ["11{:}00"], ["1:00", "11"]),
     ],
     "equations": [
@@ -63,6 +73,25 @@ KINDS = {
         ("g(1) < g(5) < g(3)", ["g(3) > g(5) > g(1)"], ["g(1) < g(3) < g(5)"]),
         ("a>4, b<7", ["b<7, a>4"], ["a>7, b<4"]),
         ("a<2c", ["2c>a", "3a<6c"], ["a>2c", "2a<c"]),
+    ],
+    "absolute values": [
+        ("|t+7|", ["|7+t|", "|-t-7|", r"\sqrt{(t+7)^2}", r"\sqrt{t^2+14t+49}", r"\max(t+7,-t-7)"],
+         ["t+7", "-t-7", "|t|+7", "|t-7|"]),
+        ("t+7", [r"\frac{(t+7)^3}{(t+7)^2}"],
+         ["|t+7|", r"\sqrt{(t+7)^2}", r"\sqrt{t^2+14t+49}", r"\sqrt[4]{(t+7)^4}"]),
+        ("|t+3|-3", ["-3+|t+3|"], ["|t+4|-4", "t"]),
+        # They differ between 20 and 22 alone.
+        ("|t-20|+|t-22|", ["|22-t|+|20-t|"], ["2|t-21|", "2t-42"]),
+        (r"\sqrt{t^2-40t+400}+\sqrt{t^2-44t+484}", ["|t-20|+|t-22|"], [r"\sqrt{4t^2-168t+1764}"]),
+        (r"\sqrt{(t^2-442)^2}", ["|442-t^2|"], ["t^2-442", "442-t^2"]),
+        ("|a-b|", ["|b-a|", r"\sqrt{(a-b)^2}", r"\max(a,b)-\min(a,b)"], ["a-b", "b-a", "|a|-|b|", "|a+b|"]),
+        ("(|a|-a)(|b-90|+b-90)", ["(|90-b|-90+b)(|a|-a)"], ["0"]),
+        ("|ab|", ["|a||b|"], ["ab", "a|b|", "|a|b"]),
+        (r"t\sqrt{t}", [r"|t|\sqrt{t}"], [r"-t\sqrt{t}"]),
+        ("t^2+3", ["|t^2+3|", r"\sqrt{(t^2+3)^2}"], ["|t^2-3|+6"]),
+        (r"\ln|t|", [r"\frac{1}{2}\ln t^2", r"\ln|-t|"], [r"\ln t", r"|\ln t|"]),
+        (r"\lfloor t\rfloor", [], [r"\lfloor|t|\rfloor"]),
+        (r"|\sin t|", [r"\sqrt{1-\cos^2 t}"], [r"\sin t", r"\sin|t|"]),
     ],
     "sets of reals": [
         (r"(-\infty,-3)\cup(3,\infty)",
@@ -106,7 +135,9 @@ KINDS = {
         (r"\begin{cases}2 & x>1\\5 & x\le 1\end{cases}",
          [r"\begin{cases}5, & \text{if } x\leq1\\2, & \text{if } x>1\end{cases}"],
          [r"\begin{cases}5 & x>1\\2 & x\le 1\end{cases}", r"\begin{cases}2 & x\ge1\\5 & x< 1\end{cases}"]),
-        (r"\binom{m}{3}", [r"{m \choose 3}"], [r"{3 \choose m}"]),
+        (r"\binom{m}{3}", [r"{m \choose 3}", r"\dbinom m3"], [r"{3 \choose m}"]),
+        (r"\binom ur", [r"\binom{u-1}r+\binom{u-1}{r-1}", r"\frac{u!}{r!(u-r)!}", r"\frac ur\binom{u-1}{r-1}"],
+         [r"\binom ru", r"\binom{u-1}{r}+\binom{u-1}{r+1}", r"\frac{u!}{(u-r)!}"]),
     ],
     "spelling": [
         ("8250", [r"8\,250", r"8{,}250", "8 250"], [r"8\,25", r"8\,251"]),
@@ -131,6 +162,14 @@ def test_one_meaning_in_many_forms(kind, verifier):
     cases += [(gold, answer, False) for gold, _, wrong in KINDS[kind] for answer in wrong]
     verdicts = verifier.grade([gold for gold, _, _ in cases], [rf"\boxed{{{answer}}}" for _, answer, _ in cases])
     assert not [case for case, verdict in zip(cases, verdicts, strict=True) if verdict.correct != case[2]]
+
+
+def test_what_counts_is_whole():
+    from oblrpo.tasks.grading.algebra import _points
+
+    u, r = sympy.symbols("u r", real=True)
+    assert all(point[r].is_Integer for point in _points(sympy.Tuple(sympy.binomial(u, r))))
+    assert not all(point[u].is_Integer for point in _points(sympy.Tuple(sympy.binomial(u, r))))
 
 
 def test_signs_outside_ascii():

@@ -3,7 +3,9 @@
 import random
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import sympy
@@ -46,10 +48,13 @@ COMPLEX = re.compile(r"\| ?[zw]")
 # Formulas are evaluated at points from these ranges, and are equal if they are at a few and differ nowhere.
 RANGES, ENOUGH = [(1, 2), (2, 9), (0, 1), (0, 1), (9, 40), (-1, 1), (-2, 2), (-9, 9), (-40, 40)], 2
 # Beside these a letter such as n is a whole number, and more points are tried.
-STEPS = (sympy.floor, sympy.ceiling, sympy.Mod, sympy.factorial, sympy.binomial, sympy.Sum, sympy.Product)
+COUNTS = (sympy.factorial, sympy.binomial, sympy.Sum, sympy.Product)
+STEPS = (sympy.floor, sympy.ceiling, sympy.Mod, *COUNTS)
 UNDONE = (sympy.floor, sympy.ceiling, sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit)
 # Digits to which a difference is evaluated, besides those of the numbers in it, and the most.
 DIGITS, MAX_DIGITS = 60, 20_000
+# The roots of a polynomial of up to this degree take a fiftieth of a second; so far from 0 its size shows the degree.
+MAX_DEGREE, FAR = 12, sympy.Float(10) ** 40
 
 
 class Unreadable(Exception):  # noqa: N818  (a verdict on the text)
@@ -96,8 +101,6 @@ def read(text: str) -> Any:
         sums = formula.atoms(sympy.Sum, sympy.Product)
         index = {x: k for each in sums for k in each.variables for x in each.free_symbols if k.name in x.name[2:]}
         formula = formula.xreplace({x: sympy.Function(x.name)(k) for x, k in index.items()})
-    except RecursionError:
-        raise Unreadable("too deep") from None
     except Exception as error:  # a parser of foreign text raises whatever it likes
         raise Unreadable(str(error)[:200]) from None
     if formula.has(sympy.nan, sympy.zoo):  # all that hold an infinity would be equal
@@ -119,55 +122,69 @@ def _same(gold: Any, answer: Any) -> bool:
 
 def _rounds_to(answer: Any, gold: Fraction) -> bool:
     value = sympy.N(answer, 30)
-    if not (value.is_Float or value.is_Rational) or not value.is_finite:
-        return False
-    exact = sympy.Rational(value)
-    return abs(Fraction(int(exact.p), int(exact.q)) - gold) <= tolerance(gold)
+    known = (value.is_Float or value.is_Rational) and value.is_finite
+    return bool(known and abs(sympy.Rational(value) - sympy.Rational(gold)) <= sympy.Rational(tolerance(gold)))
 
 
 def _agree(gold: Any, answer: Any) -> bool | None:
-    """Return whether the formulas agree at a few random points; None if too few can be evaluated.
-
-    Unless i occurs, only points count at which all roots and logarithms are real, if there are such.
-    """
-    parts = [x for formula in (gold, answer) for x in formula.atoms(sympy.Pow, sympy.log, sympy.asin, sympy.acos)]
-    real = not (gold.has(sympy.I) or answer.has(sympy.I)) and gold.has(sympy.Abs) == answer.has(sympy.Abs)
-    inside: list[bool] = []
-    outside: list[bool] = []
-    enough = ENOUGH if gold.free_symbols | answer.free_symbols else 1
-    for point in _points(gold, answer):
-        try:
-            one, other = (x.doit() if x.has(*UNDONE) else x for x in (gold.subs(point), answer.subs(point)))
-            same = _zero(one - other)
-            domain = not real or all(sympy.N(part.subs(point)).is_real for part in parts)
-        except Exception:  # unknown functions, poles, overflow
-            continue
-        if domain and same is False:
+    """Return whether they agree at random points of their domain, else outside it; None if too few are known."""
+    agreed, enough = 0, ENOUGH if gold.free_symbols | answer.free_symbols else 1
+    for same in _verdicts(gold, answer, inside=True):
+        if not same:
             return False
-        if same is not None:
-            (inside if domain else outside).append(same)
-    verdicts = inside if len(inside) >= enough else inside + outside
-    return all(verdicts) if len(verdicts) >= enough else None
+        agreed += 1
+    outside = [] if agreed >= enough else list(_verdicts(gold, answer, inside=False))
+    return all(outside) if agreed + len(outside) >= enough else None
 
 
-def _points(gold: Any, answer: Any) -> Iterator[dict[Any, Any]]:
-    """Yield random values of the symbols; beside floors, factorials, sums and (-1)^n those named i to n are whole."""
-    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    integers = any(
-        isinstance(x, STEPS) or (x.is_Pow and x.base.is_negative)
-        for formula in (gold, answer)
-        for x in sympy.preorder_traversal(formula)
-    )
+def _verdicts(gold: Any, answer: Any, inside: bool) -> Iterator[bool]:
+    """Yield whether they are equal at each point where all roots and logarithms are real (any, beside i), or not."""
+    kinds = (sympy.Pow, sympy.log, sympy.asin, sympy.acos)
+    sides = [sorted(formula.atoms(*kinds), key=sympy.count_ops) for formula in (gold, answer)]
+    real = not (gold.has(sympy.I) or answer.has(sympy.I))
+    fits = all if gold.has(sympy.Abs) == answer.has(sympy.Abs) else any  # ln|x| is more than ln x
+    for point in _points(sympy.Tuple(gold, answer)):
+        with suppress(Exception):  # unknown functions, poles, overflow
+            domain = not real or fits(all(sympy.N(part.subs(point)).is_real for part in parts) for parts in sides)
+            if domain == inside:
+                one, other = (x.doit() if x.has(*UNDONE) else x for x in (gold.subs(point), answer.subs(point)))
+                if (same := _zero(one - other)) is not None:
+                    yield same
+
+
+def _points(both: sympy.Tuple) -> Iterator[dict[Any, Any]]:
+    """Yield random values of the symbols; what counts (n!, below in a binomial, sums; i to n beside these) is whole."""
+    symbols = sorted(both.free_symbols, key=str)
+    integers = any(x.base.is_negative for x in both.atoms(sympy.Pow)) or both.has(*STEPS)
+    whole = {x for part in both.atoms(*COUNTS) for x in part.args[-1].free_symbols}
     rng = random.Random(0)
-    size = min(10**9, max([1, *(abs(x.p) for x in gold.atoms(sympy.Rational) | answer.atoms(sympy.Rational))]))
-    ranges = [*RANGES, (-2 * size, 2 * size), (size, 9 * size)] * (4 if integers else 1)
+    size = min(10**9, max([1, *(abs(x.p) for x in both.atoms(sympy.Rational))]))
+    ranges = [*RANGES, (-2 * size, 2 * size), (size, 9 * size), (-9 * size, -size)] * (4 if integers else 1)
     for round_, (low, high) in enumerate(ranges if symbols else ranges[:1]):
         yield {
             x: sympy.Integer(rng.randint(1, min(abs(high), 40)))
-            if integers and (x.name[0] in "ijklmnKMN" or round_ % 2)
+            if integers and (x in whole or x.name[0] in "ijklmnKMN" or round_ % 2)
             else sympy.Rational(rng.randint(1000 * low + 1, 1000 * high - 1), 1000)
             for x in symbols
         }
+    if not integers:
+        yield from _pieces(both, symbols, rng)
+
+
+def _pieces(both: sympy.Tuple, symbols: list[Any], rng: random.Random) -> Iterator[dict[Any, Any]]:
+    r"""Yield a point in each piece of |g|, max(g, h) and \sqrt{g}: on each symbol's axis, between the roots of g."""
+    bends = {x.base: 2 for x in both.atoms(sympy.Pow) if x.exp.is_Rational and x.exp.q % 2 == 0}  # \sqrt{x} has one
+    bends |= {a - b: 1 for x in both.atoms(sympy.Abs, sympy.Max, sympy.Min) for a, b in combinations((*x.args, 0), 2)}
+    for x, sign in product(symbols, (1, -1)[: len(symbols)]):
+        point = {y: sympy.Rational(sign * rng.randint(1, 9000), 1000) for y in symbols if y != x}
+        cuts = set()
+        for curve, least in ((bend.subs(point), least) for bend, least in bends.items()):
+            with suppress(Exception):  # what does not converge
+                low = curve.is_polynomial(x) and abs(sympy.N(curve.subs(x, FAR))) < FAR ** (MAX_DEGREE + 1)
+                roots = sympy.Poly(curve, x).sqf_part().nroots(n=9) if low and sympy.degree(curve, x) >= least else ()
+                cuts |= {sympy.Rational(str(sympy.re(root))) for root in roots}
+        for left, right in pairwise([min(cuts) - 9, *sorted(cuts), max(cuts) + 9] if cuts else []):
+            yield point | {x: left + (right - left) * sympy.Rational(rng.randint(1, 999), 1000)}
 
 
 def _zero(difference: Any) -> bool | None:
@@ -179,9 +196,11 @@ def _zero(difference: Any) -> bool | None:
     parts = difference.atoms(sympy.Pow, sympy.exp, sympy.Rational)
     parts |= {sympy.exp(x.args[0]) for x in difference.atoms(sympy.sinh, sympy.cosh, sympy.tanh, sympy.coth, sympy.erf)}
     sizes = [abs(sympy.N(x, 3)) for x in parts]
-    digits = DIGITS + 2 * sum(abs(sympy.log(x, 10)) for x in sizes if x != 0)
+    digits = int(min(DIGITS + 2 * sum(abs(sympy.log(x, 10)) for x in sizes if x != 0), MAX_DIGITS))
     try:
-        value = difference.evalf(5, maxn=int(min(digits, MAX_DIGITS)), strict=True)
-    except PrecisionExhausted:
-        return True if digits < MAX_DIGITS else None
-    return False if value.is_number and value.is_finite else None
+        value, least = difference.evalf(5, maxn=digits, strict=True), 0
+    except PrecisionExhausted:  # in one part at least, which may be a zero beside others: of `0 + 9` the 9 counts
+        value, least = difference.evalf(5, maxn=digits), sympy.Float(10) ** (-digits // 2)  # above the root of a zero
+    if not (value.is_number and value.is_finite):
+        return None
+    return False if abs(value) > least else digits < MAX_DIGITS or None

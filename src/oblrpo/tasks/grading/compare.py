@@ -20,6 +20,7 @@ _IF = re.compile(r"(?:\\text\{\s*)?(?:if|for|when)\s*\}?")
 _MOD = re.compile(r"\(?(?:\\text\{ ?)?\(?\\?[pb]?mod(?![A-Za-z])\s*\}?")
 _BASE = re.compile(r"\(?(\d+|[0-9A-F]+(?=\)?_\{?\(?1[1-6]))\)?_\{?\(?(\d+)\)?\}?")
 _COMMA = re.compile(r"(?:-?\d+,(?:\d{1,2}|\d{4,})|-?0,\d+)(?:[^\d,;][^\d,;]*)?")
+_LETTERS = re.compile(r"(?<=[\d.)}])\s*[A-Za-z]{1,2}(?:\^\{?\d\}?)?(?:/[A-Za-z]{1,2}(?:\^\{?\d\}?)?)?$")
 _CONSTANT = re.compile(r"\+ ?(?:[cCkK]|\\text\{ ?(?:C|const(?:ant)?)\.? ?\})$")
 
 
@@ -90,7 +91,8 @@ def _same_words(gold: str, answer: str, algebra: Algebra) -> bool | None:
         return one[0] == other[0] and (not one[1] or not other[1] or _same(one[1], other[1], algebra))
     if (one or other or ("", ""))[1]:  # the value of the option alone
         return _same(one[1] if one else gold, other[1] if other else answer, algebra)
-    if (time := moment(gold)) and (other_time := moment(answer)) and re.search("[a-z]", gold + answer):
+    colons = gold.count(":") != answer.count(":")  # else it may be a ratio
+    if (time := moment(gold)) and (other_time := moment(answer)) and (colons or re.search("[A-Za-z]", gold + answer)):
         return time == other_time
     words = worded(gold)
     return None if words is None else words == (worded(answer) or answer.casefold())
@@ -163,9 +165,10 @@ def _same_chain(chain: str, other: str, algebra: Algebra) -> bool:
 
 
 def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
-    (gold, unit), (answer, other) = (
-        without_unit(text) if number(text) is None else (text, Unit()) for text in (gold, answer)
-    )
+    gold, unit = without_unit(gold) if number(gold) is None else (gold, Unit())
+    if unit or ("/" in answer and number(gold)):  # beside metres `5m` is no product, nor is `5m/s` beside a number
+        answer = _LETTERS.sub(r"\\text{\g<0>}", answer)
+    answer, other = without_unit(answer) if number(answer) is None else (answer, Unit())
     degrees = [powers == (("deg", 1),) for powers in (unit.powers, other.powers)]
     radians = r"\pi" in (answer if degrees[0] else gold) or (("rad", 1),) in {unit.powers, other.powers}
     if radians and degrees[0] != degrees[1] and {unit.powers, other.powers} <= {(("deg", 1),), (("rad", 1),), ()}:

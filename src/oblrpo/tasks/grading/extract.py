@@ -5,6 +5,7 @@ from itertools import accumulate
 
 from oblrpo.tasks.grading.normal import levels, listed, rewriting, tidy
 from oblrpo.tasks.grading.prose import MAX_ANSWER, denied, inside, last, sentence
+from oblrpo.tasks.grading.units import NAMES
 
 # An answer stands at the end; what comes before this many characters is not read.
 MAX_TEXT = 20_000
@@ -22,7 +23,7 @@ _unmarked = rewriting(
     (r"</?(?:b|strong)>", "**"),
     (r"\\(?:textbf|textit|emph)\{([^{}]{1,80})\}", r"**\1**"),
     (r"<br ?/?>", "\n"),
-    (r"(?<=\d)(km/h|mph|[ckm]m|kg|mg|ml|ft|hrs?|mins?)\b", r" \1"),
+    (rf"(?<=\d)(?=[A-Za-z])((?:{NAMES})s?(?![A-Za-z(014-9]))", r" \1"),
     (r"<sup>([^<>]{1,20})</sup>", r"^{\1}"),
     (rf"<\|\w{{1,30}}\|>|```[a-z]*|`|</?(?:{_TAGS})(?: [a-z]+=[^<>]{{1,80}})?>", ""),
     (r"\\(?:begin|end)\{(?:align|equation|gather)(?:ed)?\*?\}", ""),

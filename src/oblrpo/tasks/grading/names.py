@@ -104,7 +104,7 @@ def _letters(text: str) -> set[str]:
 
 
 def _domain(text: str) -> tuple[str, str, str]:
-    found = _DOMAIN.search(" ".join(unworded(text).split()))
+    found = _DOMAIN.search(unworded(text))
     if not found or not found.start():
         return text, "", ""
     real = found[4] and "integer" not in found[4]

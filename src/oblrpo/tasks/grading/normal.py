@@ -27,8 +27,8 @@ _FUNCTIONS = "(?:arc|a)?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|ln|log|max|min|gcd"
 _PRICE = r"(-?\d(?:(?:[\d.,]|\{,\})*\d)?)(?=\s*(?:\.?$|\\text)|\s[a-z]{2})"
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|omega|sigma|varphi|phi"
 _COMMANDS = r"""
-[dtc]frac \\frac; degrees? ^\\circ; lbrace \\{; rbrace \\}; l(?:angle|paren) (; r(?:angle|paren) ); lbrack [; rbrack ]
-; [lr]?vert |; colon :; lt <; gt >; R \\mathbb{R}; (?:dots[cbmio]?|cdots) \\ldots
+[dtc](frac|binom) \\\1; degrees? ^\\circ; lbrace \\{; rbrace \\}; l(?:angle|paren) (; r(?:angle|paren) ); lbrack [
+; rbrack ]; [lr]?vert |; colon :; lt <; gt >; R \\mathbb{R}; (?:dots[cbmio]?|cdots) \\ldots
 """
 _one_spelling = rewriting(
     # JSON within JSON
@@ -63,8 +63,9 @@ _one_spelling = rewriting(
     (rf"\\text\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1"),
     (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
     *((rf"\\{name}(?![A-Za-z])", sign) for name, sign in map(str.split, _COMMANDS.split(";"))),
-    (r"(?<=\d)\{([:.;,])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
+    (r"(?<=\d)(?:\\text)?\{([:.;,])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
     (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
+    (r"\\(frac|binom)\s*(?:\{([^{}]*)\}|(\w|\\pi))\s*(?:\{([^{}]*)\}|(\w|\\pi))", r"\\\1{\2\3}{\4\5}"),
     *(
         (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}?\}}?$", f"_{base}")
         for base, word in enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 2)
@@ -85,7 +86,7 @@ _one_spelling = rewriting(
     (r"(^|[\[(,;=<>]|\\(?:le|ge|ne)(?![A-Za-z]))\s*\+(?=\s*[\w.\\])", r"\1 "),
     (r"^\s*(?:=|\\(?:therefore|Rightarrow|implies|approx)(?![A-Za-z]))(?!=)", ""),
     (r"^\\text\{[^{}]*(?::|\b(?:is|are|equals|interval))\s*\}\s*(?=\S)"
-     r"|^[Tt]he answer is |^[A-Za-z][A-Za-z ]{2,30}: (?=\S)", ""),
+     r"|^[Tt]he answer is |^(?!\w+ [A-J]:)[A-Za-z][A-Za-z ]{2,30}: (?=\S)", ""),
     (r"\.\.\.+|\u2026", r"\\ldots "),
     (r"^(?:\\text\{)?\s*all real(?:s| numbers?)(?: x)?,? (?:except|other than|but)(?: for)?\s*\}?(?: x ?=)?(.+)",
      r"\\mathbb{R} \\setminus \\{\1\\}"),
@@ -133,7 +134,7 @@ def tidy(text: str) -> str:
     level = list(levels(text)) or [0]
     if min(level) < 0 or level[-1]:  # `]2,5[`
         text = _FRENCH.sub(lambda m: ("[" if m[1] == "[" else "(") + m[2] + ("]" if m[3] == "]" else ")"), text)
-    plain = " ".join(unworded(text).split()).strip(" .").casefold()
+    plain = unworded(text).strip(" .").casefold()
     return next((latex for phrase, latex in _PHRASES.items() if re.fullmatch(phrase, plain)), text)
 
 
@@ -221,5 +222,5 @@ def in_any_order(golds: Sequence[T], answers: Sequence[T], same: Callable[[T, T]
 
 
 def unworded(text: str) -> str:
-    r"""Return the text with the words of \text{} as they are."""
-    return _TEXT.sub(r" \1 ", text)
+    r"""Return the text with the words of \text{} as they are, and one space where there are some."""
+    return " ".join(_TEXT.sub(r" \1 ", text).split())

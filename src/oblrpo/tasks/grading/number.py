@@ -16,7 +16,6 @@ _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([-+]?\d{{1,4}})|{_TEN})?", re.ASCII)
 _FRACTION = re.compile(
     rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})", re.ASCII
 )
-_SHORT = re.compile(r"\\frac\s*(?:(\d)|\{([^{}]*)\})\s*(?:(\d)|\{([^{}]*)\})", re.ASCII)
 _MIXED = re.compile(r"(\d+)(?: (\d+)/(\d+)|\s*\\frac\{(\d+)\}\{(\d+)\})", re.ASCII)
 _PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?(?:percent(?:age)?|per cent|pct)(?:\s*\})?$")
 # A decimal whose last digits go on: under a line or dots, in brackets, or twice before \ldots.
@@ -43,7 +42,6 @@ def number(text: str) -> Number | None:
         return None
     body = _PERCENT.sub("", text)
     percent = body != text
-    body = _SHORT.sub(r"\\frac{\1\2}{\3\4}", body)
     sign = -1 if body.startswith("-") else 1
     body = body[1:].strip() if body[:1] in {"-", "+"} else body.strip()
     try:

@@ -87,8 +87,14 @@ _ITEM = re.compile(r"^\d{1,2}[.)] +\S", re.MULTILINE)
 _LABEL = re.compile(rf"(?:{_COUNTED})\b.*|.*:\s*", re.IGNORECASE)
 _BULLET = re.compile(r"\n\(?\w{1,2}[.)]")
 _MEASURE = re.compile(
-    r"\u00b0[CF]?|\s?(?!in\b)((?:square |sq |cubic )?[A-Za-z]+(?:/[A-Za-z]+| per [a-z]+)?(?:\^?[23])?)(?![A-Za-z])"
+    r"\u00b0[CF]?|\s?(?!in\b)((?:square |sq |cubic )?[A-Za-z]+(?:/[A-Za-z]+| per [a-z]+)?(?:\^?[23]|[²³])?)(?![A-Za-z])"
 )
+# `is`, with a value right behind it that is the end of what is said, and a clause that comes before it.
+_IS = re.compile(
+    r"(?:(?<=[$)\]]) ?=|(?<![A-Za-z])(?:is|are|equals|(?:must|should|would|will) be)):? (?:exactly |therefore )?"
+    r"(?=[-\u2212$.(]*[\d\u221a]|\$|\\[(\[])(?![^.\n]*\b(?:from|than|times|away|apart)\b)"
+)
+_GIVEN = re.compile(r"(?:if|when|for|where|with|given|since|let)\b", re.I)
 _NUMERIC = re.compile(r"[\d\u221a\u03c0\u221e]|sqrt")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[\u4e00-\u9fff]")
 # Between two formulas that are parts of one answer: `$1$, $2$ and $3$`.
@@ -104,15 +110,26 @@ def sentence(text: str, start: int, bolds: list[tuple[int, int]]) -> tuple[str |
     line = text[start : end.start() if end else stop].strip()
     until = start + len(line)
     formula = _MATH.search(text, start, stop)
+    number = _PLAIN.match(text, start, stop)
+    number = number if number and _NUMERIC.search(number[0]) else None
+    if formula and not number and (stated := _stated(text, start, formula, until)):
+        return sentence(text, stated, bolds)
     if formula and formula.start() == start:
         return _joined(text, formula) or line, formula.end()
-    number = _PLAIN.match(text, start, stop)
     prose = len(_WORDS.findall(line))
-    if number and _NUMERIC.search(number[0]):
+    if number:
         return ((prose or number.end() >= until) and _complete(text, number)) or line, number.end()
     if formula and formula.start() <= until:
         return _joined(text, formula) or line, formula.end()
     return (prose > 1 and last(text, bolds, start, until)) or line, until
+
+
+def _stated(text: str, start: int, formula: "re.Match[str]", until: int) -> int | None:
+    """Return where the value of `the largest $n$ is 34` begins; None if the first formula is the value."""
+    said = [each for each in _IS.finditer(text, start, until) if text.count("$", start, each.start()) % 2 == 0]
+    if not said or (formula.start() == start and text[formula.end() : said[0].start()] not in {"", " ", ", which "}):
+        return None
+    return said[-1 if _GIVEN.match(text, start) else 0].end()
 
 
 def last(text: str, bolds: list[tuple[int, int]], start: int, end: int) -> str | None:

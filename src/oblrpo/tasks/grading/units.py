@@ -237,3 +237,6 @@ for section, prefixes in zip(_TABLE.split("~"), (_PREFIXES, {"": Fraction(1)}), 
         for prefix, times in prefixes.items():
             for name in (symbol, *names):
                 _UNITS.setdefault(prefix + name, Unit(base.size * Fraction(scale) * times, base.powers))
+
+NAMES = "mg|km/h|" + "|".join(name for name in _UNITS if re.fullmatch(r"[a-z]{3,}", name) or name in _BARE)
+"""The names of units that are no product of letters such as kT, as a pattern."""

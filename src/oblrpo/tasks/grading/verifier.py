@@ -37,7 +37,7 @@ class MathVerifier:
             raise InputError(f"processes must be a whole number of at least 1, got {processes!r}.")
         if not 0 < seconds < float("inf"):
             raise InputError(f"seconds must be a positive number, got {seconds!r}.")
-        if importlib.util.find_spec("math_verify") is None:
+        if not all(map(importlib.util.find_spec, ("math_verify", "latex2sympy2_extended", "antlr4"))):
             raise InputError(f"the math verifier needs math-verify; install it with: {pip_install('math')}")
         self.seconds = seconds
         self._workers = [Worker("oblrpo.tasks.grading.worker:main") for _ in range(processes)]
