@@ -177,20 +177,15 @@ def train(
         config = with_settings(config, {"dtype": dtype, "load_in_4bit": False}, "the model", ())
     check_settings(config, {name: name for name in given}, base)
 
-    import torch
-
     from oblrpo.report.console import Progress, console_of_program
     from oblrpo.trainer.loop import Trainer
 
-    console, threads = console_of_program(progress), torch.get_num_threads()
-    with _quiet_transformers():
-        try:
-            trainer = Trainer(config, resume, objects, accept_changed)
-            for note in objects.notes():
-                console.print(note, highlight=False)
-            report = carry_out(trainer, Progress(console))
-        finally:
-            torch.set_num_threads(threads)
+    console = console_of_program(progress)
+    with _left_as_it_was(config.policy.device):
+        trainer = Trainer(config, resume, objects, accept_changed)
+        for note in objects.notes():
+            console.print(note, highlight=False)
+        report = carry_out(trainer, Progress(console))
     end = summary_of(trainer).encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(end), highlight=False)
     return Run(trainer, report)
@@ -210,7 +205,7 @@ def evaluate(
     """Return avg@k and pass@k of a model on rows of data by rewards, with 95 % intervals over problems.
 
     A checkpoint of a run is evaluated as the run does it, by the run's rewards, on its held-out problems, where nothing
-    else is given. A loaded model is put into eval mode.
+    else is given. A loaded model is in eval mode meanwhile.
 
     Args:
         model: a folder or hub name, a run (its newest checkpoint is taken) or a checkpoint, or a loaded model;
@@ -271,7 +266,7 @@ def _evaluate(
     from oblrpo.report.console import console_of_program, evaluating
 
     console, config = console_of_program(progress), sampling.policy(words["model"])
-    with _quiet_transformers(), TemporaryDirectory() as nowhere:
+    with _left_as_it_was(config.device, objects.model), TemporaryDirectory() as nowhere:
         if objects.model is not None:
             policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
         else:
@@ -298,17 +293,34 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Leave out the bars with which transformers loads and saves files."""
+def _left_as_it_was(device: str, model: Any = None) -> Iterator[None]:
+    """Put back what a run sets of the program, and the modes of a model that is only evaluated.
+
+    That is torch's random state and threads, the bars of transformers, how the C library keeps memory, and what vLLM
+    changes of the environment. The random states of GPUs are put back unless the run is on a CPU.
+    """
+    import torch
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    from oblrpo.memory import keep_freed
+    from oblrpo.rollout.engine import BEFORE
+
+    shown, threads = logging.is_progress_bar_enabled(), torch.get_num_threads()
+    modes = {} if model is None else {module: module.training for module in model.modules()}
     logging.disable_progress_bar()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if device != "cpu" else ()):
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()
+        torch.set_num_threads(threads)
+        keep_freed(False)
+        while BEFORE:
+            name, value = BEFORE.popitem()
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        for module, training in modes.items():
+            module.training = training
 
 
 def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:

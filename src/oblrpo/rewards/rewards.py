@@ -103,7 +103,8 @@ class Rewards:
         names = {"answer"}.union(*(problem.columns for problem in problems)) - {"completion_ids"}
         columns = {name: [problem.columns.get(name) for problem in problem_S] for name in sorted(names)}
         columns["answer"] = [problem.columns.get("answer", problem.answer) for problem in problem_S]
-        sums = self.sums([problem.prompt for problem in problem_S], completions, columns, ids)
+        golds = [problem.golds or problem.answer for problem in problem_S]
+        sums = self.sums([problem.prompt for problem in problem_S], completions, columns, ids, golds)
         groups = [sums[start : start + G] for start in range(0, len(sums), G)]
         valid_PG = [[value is not None for value in group] for group in groups]
         return [[value or 0.0 for value in group] for group in groups], valid_PG
@@ -114,13 +115,19 @@ class Rewards:
         completions: Sequence[str],
         columns: Mapping[str, Sequence[Any]],
         ids: Callable[[], list[list[int]]] | None = None,
+        golds: Sequence[Any] | None = None,
     ) -> list[float | None]:
-        """Return the weighted sum for each completion, None where it is masked."""
+        """Return the weighted sum for each completion, None where it is masked; rewards of ours compare with `golds`."""
         given = {**columns, "prompts": prompts, "completions": completions}
         if ids is not None and self.needs_ids:
             given["completion_ids"] = ids()
         later = [name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)]
-        values = {name: self._values(name, given) for name in self._rewards if name not in later}
+        ours = given if golds is None else given | {"answer": golds}
+        values = {
+            name: self._values(name, given if hasattr(reward, "takes") else ours)
+            for name, (reward, _) in self._rewards.items()
+            if name not in later
+        }
         calls = {name: in_thread(self._values, name, given) for name in later}
         values |= {name: call.result() for name, call in calls.items()}
         names = ", ".join(f"'{name}'" for name in self._rewards)

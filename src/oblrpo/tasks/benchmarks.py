@@ -54,7 +54,8 @@ def load_benchmark(
         column = next((column for column in benchmark.questions if column in row), benchmark.questions[0])
         question, golds = text_of(row, column, place), benchmark.golds(row, place)
         columns = {"answer": golds[0] if len(golds) == 1 else list(golds)}
-        problems.append(Problem(template.replace(PLACEHOLDER, question), ", ".join(golds), columns, question))
+        several = golds if len(golds) > 1 else ()
+        problems.append(Problem(template.replace(PLACEHOLDER, question), ", ".join(golds), columns, question, several))
     return problems
 
 
