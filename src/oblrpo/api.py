@@ -140,7 +140,8 @@ def train(
             list of both, which are summed.
         reward_weights: a number for each of them, as in TRL; None: 1 each, or what stands behind names (`math@0.5`).
         resume: continue the run in `output` from its latest checkpoint; give the same objects again.
-        accept_changed: with `resume`: continue although data or rewards have changed since the run started.
+        accept_changed: with `resume`: continue although data or rewards have changed since the run started, or the
+            course of the rate (`lr_scheduler_type`) changes with `steps`.
         progress: show a bar and figures; False: say nothing.
         settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`. Numbers that are
             not set give way to the data; the first lines of the run say so.

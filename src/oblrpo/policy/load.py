@@ -230,7 +230,25 @@ def _read(kind: Any, name: str, **options: Any) -> Any:
     return model
 
 
+def check_values(model: Any, which: str) -> None:
+    """Refuse weights that are not there, or hold NaN or infinities, as they come."""
+    for name, weight in model.named_parameters():
+        if weight.is_meta:
+            raise InputError(
+                f"{which} came without values: {name} is on the device meta. Load all of it where it is to be trained, "
+                "with from_pretrained and without a device_map that leaves parts out."
+            )
+        if weight.is_floating_point() and weight.element_size() > 1 and not (finite := weight.isfinite()).all():
+            bad = int((~finite).sum())
+            raise InputError(
+                f"{which} came with NaN or infinities in its weights, before any training: {bad} of the "
+                f"{finite.numel()} numbers of {name}. Take an earlier checkpoint, or fetch its files again."
+            )
+
+
 def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:
+    which = f"the model {name!r}" if name else "the model"
+    check_values(model, which)
     if config.gradient_checkpointing:
         # transformers 5.x renames it
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -243,7 +261,6 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
         config.gradient_checkpointing,
         name,
     )
-    which = f"the model {name!r}" if name else "the model"
     if not policy.end_tokens:
         raise InputError(f"neither {which} nor its tokenizer has an end token; set eos_token in the tokenizer.")
     if policy.vocabulary < 2:

@@ -34,6 +34,11 @@ ENVIRONMENT = {
 attention without TF32."""
 BEFORE: dict[str, str | None] = {}
 """What variables were before an engine changed them: it reads them while it lives, and who opened it puts them back."""
+SPACE = "VLLM_CPU_KVCACHE_SPACE"
+"""The variable of vLLM's environment that says how many GiB keys and values take on a CPU, whatever the share is."""
+LITTLE = r"kv \(-|No available memory|even a single token|at least one request|weights on .* exceed"
+MUCH = r"is less than (desired|requested|the engine's)"
+"""How vLLM says that keys and values have too little memory, and that it asks for more than is free."""
 SEE = ". See vllm_args, or use the sampler transformers."
 """What to do where vLLM could not do something."""
 CACHE, SHARE = 2 << 30, 0.3
@@ -52,9 +57,9 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
     own.architectures = [type(model).__name__]
     for part in (own, own.get_text_config()):
         part.tie_word_embeddings = is_tied(model)
-    is_set = config.gpu_memory_utilization is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    is_set = config.gpu_memory_utilization is not None or SPACE in os.environ
     of_config = tempfile.TemporaryDirectory(prefix="oblrpo-vllm-")
-    with of_config as folder, _left_as_it_was(policy), explained("vLLM could not open", SEE):
+    with of_config as folder, _left_as_it_was(policy), _explained(on_cpu):
         # The worker must live in this process: weights are handed over as tensors.
         os.environ |= ENVIRONMENT | os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         from vllm import LLM
@@ -76,6 +81,26 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
             enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
             **(ON_CPU if on_cpu else {}),
         )
+
+
+@contextmanager
+def _explained(on_cpu: bool) -> Iterator[None]:
+    """Refuse in one sentence what vLLM refuses; of memory it names flags of its own, and the wrong way to turn them."""
+    with explained("vLLM could not open", SEE):
+        try:
+            yield
+        except Exception as error:
+            little, much = (re.search(words, str(error)) for words in (LITTLE, MUCH))
+            if not (little or much):
+                raise
+            says = " ".join(str(error).split()).partition(". ")[0]
+            way = "raise" if little else "lower"
+            what = "keys and values would have too little memory" if little else "it asks for more memory than is free"
+            share = "gpu_memory_utilization of vllm_args, a share that holds weights and this process, too"
+            raise InputError(
+                f"vLLM could not open: {what} ({says}); {way} {SPACE if on_cpu and SPACE in os.environ else share}, or use "
+                "the sampler transformers."
+            ) from error
 
 
 def check_version() -> None:

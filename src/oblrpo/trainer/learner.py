@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from oblrpo import estimators
 from oblrpo.clock import Clock
@@ -24,7 +24,7 @@ from oblrpo.step.reference import Reference
 from oblrpo.step.selection import without_idle
 from oblrpo.tables.ratios import Ratio
 from oblrpo.tasks import Problem
-from oblrpo.trainer.optimizers import averaged, training
+from oblrpo.trainer.optimizers import averaged, follow, training
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Learner:
     train_on: str
     """Which outputs go through the model: `all`, or `exact`, those whose advantages are not 0."""
     ledger: VarianceLedger
-    scheduler: LRScheduler | None
+    scheduler: LambdaLR | None
     """The course of the rate eta_0; None where it is constant."""
     num_iterations: int
     clip_max: float | None
@@ -251,6 +251,8 @@ class Learner:
         try:
             for name, part in self._parts.items():
                 part.load_state_dict(state[name])
+            if self.scheduler is not None:
+                follow(self.scheduler)
             training(self.core.optimizer)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from oblrpo.errors import InputError, pip_install
+from oblrpo.estimators.schedule import set_rate
 from oblrpo.settings import OptimConfig
 
 PACKAGES = {
@@ -58,14 +59,21 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     return optimizer
 
 
-def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LambdaLR | None:
     """Return what takes the learning rate through its course of that name, over so many updates; None: constant."""
     if kind == "constant":
         return None
     from transformers import get_scheduler
 
-    scheduler: LRScheduler = get_scheduler(kind, optimizer, 0, updates)
+    scheduler: LambdaLR = get_scheduler(kind, optimizer, 0, updates)
     return scheduler
+
+
+def follow(scheduler: LambdaLR) -> None:
+    """Set the rate of where a course is, which may be another over more updates than the one that was saved."""
+    courses = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    for group, rate, course in courses:
+        set_rate(group, rate * course(scheduler.last_epoch))
 
 
 def training(optimizer: Optimizer) -> Optimizer:

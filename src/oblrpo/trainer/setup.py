@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -35,7 +36,12 @@ MOST_COMPLETIONS = 2**24
 
 
 def check(config: TrainConfig) -> None:
-    """Refuse settings that cannot work, before anything is built."""
+    """Refuse settings that cannot work, before anything is built, and one of several processes that share a run."""
+    if (size := os.environ.get("WORLD_SIZE", "")).strip() not in {"", "0", "1"}:
+        raise InputError(
+            f"this is one of {size} processes (WORLD_SIZE, of torchrun or accelerate launch), and oblrpo train is one, "
+            "on one device: start it without them, or unset WORLD_SIZE. OBLRPOTrainer in TRL and verl take several."
+        )
     _check_sizes(config)
     algorithm = resolve(config.algorithm, config.optim)
     G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
