@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -140,8 +140,7 @@ def train(
             list of both, which are summed.
         reward_weights: a number for each of them, as in TRL; None: 1 each, or what stands behind names (`math@0.5`).
         resume: continue the run in `output` from its latest checkpoint; give the same objects again.
-        accept_changed: with `resume`: continue although data or rewards have changed since the run started, or the
-            course of the rate (`lr_scheduler_type`) changes with `steps`.
+        accept_changed: with `resume`: continue although data or rewards have changed since the run started.
         progress: show a bar and figures; False: say nothing.
         settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`. Numbers that are
             not set give way to the data; the first lines of the run say so.
@@ -295,33 +294,23 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _left_as_it_was(device: str, model: Any = None) -> Iterator[None]:
-    """Put back what a run sets of the program, and the modes of a model that is only evaluated.
-
-    That is torch's random state and threads, the bars of transformers, how the C library keeps memory, and what vLLM
-    changes of the environment. The random states of GPUs are put back unless the run is on a CPU.
-    """
+    """Put back what a run sets of the program: random states, threads, bars, memory, environment; a model's modes."""
     import torch
     from transformers.utils import logging
 
     from oblrpo.memory import keep_freed
-    from oblrpo.rollout.engine import BEFORE
+    from oblrpo.rollout.engine import put_back
 
-    shown, threads = logging.is_progress_bar_enabled(), torch.get_num_threads()
-    modes = {} if model is None else {module: module.training for module in model.modules()}
-    logging.disable_progress_bar()
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if device != "cpu" else ()):
-            yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-        torch.set_num_threads(threads)
-        keep_freed(False)
-        while BEFORE:
-            name, value = BEFORE.popitem()
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        for module, training in modes.items():
-            module.training = training
+    with ExitStack() as after, torch.random.fork_rng(range(torch.cuda.device_count()) if device != "cpu" else ()):
+        if logging.is_progress_bar_enabled():
+            after.callback(logging.enable_progress_bar)
+            logging.disable_progress_bar()
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        after.callback(keep_freed, False)
+        after.callback(put_back)
+        for module in [] if model is None else model.modules():
+            after.callback(setattr, module, "training", module.training)
+        yield
 
 
 def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:

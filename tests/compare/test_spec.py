@@ -4,6 +4,7 @@ import pytest
 
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import SPECS, Target, read_spec
+from oblrpo.errors import InputError
 from oblrpo.settings import adjustable, flatten, yaml_text
 from tests.cli.conftest import complained
 from tests.compare.conftest import plan_of, pretend
@@ -193,3 +194,12 @@ def test_runs_of_other_settings_are_not_mixed_in(write_spec, oblrpo, tmp_path):
         for flags in ((), ("--only-report",)):
             result = oblrpo("compare", spec, "--output", tmp_path / "out", *flags)
             complained(result, "seed_0", next(iter(change)), "give another --output, or remove that folder")
+
+
+def test_search_seeds_follow_a_number_of_seeds():
+    """What the file says of the one must not make a flag for the other impossible."""
+    spec = read_spec("against-rloo", {"seeds": 1}, {})
+    assert (spec.seeds, spec.search_seeds) == ((0,), 1)
+    assert read_spec("against-rloo", {"seeds": 4}, {}).search_seeds == 2
+    with pytest.raises(InputError, match="search_seeds is 3, more than the 2 seeds"):
+        read_spec("against-rloo", {"seeds": 2, "search_seeds": 3}, {})

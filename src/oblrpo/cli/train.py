@@ -24,8 +24,7 @@ class TrainCommand:
     resume: bool = False
     """Resume the run in `--output` from its latest checkpoint, under the settings it was started with."""
     accept_changed: bool = False
-    """With --resume: resume although data or rewards have changed since the run started, or the course of the rate does
-    with `steps`."""
+    """With --resume: resume although data or rewards have changed since the run started."""
     dry_run: bool = False
     """Print the resolved settings, the parameter count, the batch sizes and the memory of a step; write nothing."""
 

@@ -234,16 +234,11 @@ def check_values(model: Any, which: str) -> None:
     """Refuse weights that are not there, or hold NaN or infinities, as they come."""
     for name, weight in model.named_parameters():
         if weight.is_meta:
-            raise InputError(
-                f"{which} came without values: {name} is on the device meta. Load all of it where it is to be trained, "
-                "with from_pretrained and without a device_map that leaves parts out."
-            )
-        if weight.is_floating_point() and weight.element_size() > 1 and not (finite := weight.isfinite()).all():
-            bad = int((~finite).sum())
-            raise InputError(
-                f"{which} came with NaN or infinities in its weights, before any training: {bad} of the "
-                f"{finite.numel()} numbers of {name}. Take an earlier checkpoint, or fetch its files again."
-            )
+            cure = "load all of it where it is used, without a device_map that leaves parts out."
+            raise InputError(f"{which} came without values, {name} being on the device meta; {cure}")
+        if weight.is_floating_point() and weight.element_size() > 1 and not weight.isfinite().all():
+            cure = "take an earlier checkpoint, or fetch its files again."
+            raise InputError(f"{which} came with NaN or infinities in {name}, before any training; {cure}")
 
 
 def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:

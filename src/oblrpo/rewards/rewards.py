@@ -117,17 +117,14 @@ class Rewards:
         ids: Callable[[], list[list[int]]] | None = None,
         golds: Sequence[Any] | None = None,
     ) -> list[float | None]:
-        """Return the weighted sum for each completion, None where it is masked; rewards of ours compare with `golds`."""
+        """Return the weighted sum for each completion, None where it is masked; ours compare it with `golds`."""
         given = {**columns, "prompts": prompts, "completions": completions}
         if ids is not None and self.needs_ids:
             given["completion_ids"] = ids()
         later = [name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)]
         ours = given if golds is None else given | {"answer": golds}
-        values = {
-            name: self._values(name, given if hasattr(reward, "takes") else ours)
-            for name, (reward, _) in self._rewards.items()
-            if name not in later
-        }
+        for_each = {name: given if hasattr(each, "takes") else ours for name, (each, _) in self._rewards.items()}
+        values = {name: self._values(name, for_each[name]) for name in self._rewards if name not in later}
         calls = {name: in_thread(self._values, name, given) for name in later}
         values |= {name: call.result() for name, call in calls.items()}
         names = ", ".join(f"'{name}'" for name in self._rewards)

@@ -97,23 +97,20 @@ class PythonReward:
         self.digest_and_gaps = lambda: digest_and_gaps(function)
 
     def __call__(self, /, **given: Any) -> Values:
-        """Return the function's values; each completion has copies of its own, so that changing one changes no other."""
+        """Return the function's values; every completion has a copy of its row, which it may change."""
         given["completions"] = as_messages(given["prompts"], given["completions"])
         return call_reward(self._function, {name: copied(list(values)) for name, values in given.items()})
 
 
 def copied(value: Any) -> Any:
     """Return a value with containers and arrays of its own; what else these hold, such as an image, is shared."""
-    if isinstance(value, (list, dict, set, bytearray)):
+    if isinstance(value, (list, dict)):
         value = copy.copy(value)
-        if isinstance(value, list):
-            value[:] = [item if type(item) in OF_JSON else copied(item) for item in value]  # millions of tokens
-        elif isinstance(value, dict):
-            value.update([(key, copied(item)) for key, item in value.items()])
-        return value
-    if type(value) is tuple:
+        for key in value if isinstance(value, dict) else range(len(value)):
+            value[key] = item if type(item := value[key]) in OF_JSON else copied(item)
+    elif type(value) is tuple:
         return tuple(map(copied, value))
-    return copy.deepcopy(value) if hasattr(value, "tolist") else value
+    return copy.deepcopy(value) if isinstance(value, (set, bytearray)) or hasattr(value, "tolist") else value
 
 
 def as_messages(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:

@@ -33,12 +33,14 @@ ENVIRONMENT = {
 """Variables of vLLM's environment, where the user has set none: no usage reports, no pinned cores, and on a GPU float32
 attention without TF32."""
 BEFORE: dict[str, str | None] = {}
-"""What variables were before an engine changed them: it reads them while it lives, and who opened it puts them back."""
+"""What variables were before an engine changed them, which it reads as long as it lives; see `put_back`."""
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
-"""The variable of vLLM's environment that says how many GiB keys and values take on a CPU, whatever the share is."""
-LITTLE = r"kv \(-|No available memory|even a single token|at least one request|weights on .* exceed"
-MUCH = r"is less than (desired|requested|the engine's)"
-"""How vLLM says that keys and values have too little memory, and that it asks for more than is free."""
+"""The variable that says how many GiB keys and values take on a CPU, whatever the share is."""
+WAYS = {
+    r"kv \(-|No available memory|even a single token|at least one request": "a higher",
+    r"is less than (desired|requested|the engine's)": "a lower",
+}
+"""How vLLM says that keys and values have too little memory, or that it asks for more than is free, and what helps."""
 SEE = ". See vllm_args, or use the sampler transformers."
 """What to do where vLLM could not do something."""
 CACHE, SHARE = 2 << 30, 0.3
@@ -86,21 +88,16 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
 @contextmanager
 def _explained(on_cpu: bool) -> Iterator[None]:
     """Refuse in one sentence what vLLM refuses; of memory it names flags of its own, and the wrong way to turn them."""
-    with explained("vLLM could not open", SEE):
-        try:
+    try:
+        with explained("vLLM could not open", SEE):
             yield
-        except Exception as error:
-            little, much = (re.search(words, str(error)) for words in (LITTLE, MUCH))
-            if not (little or much):
-                raise
-            says = " ".join(str(error).split()).partition(". ")[0]
-            way = "raise" if little else "lower"
-            what = "keys and values would have too little memory" if little else "it asks for more memory than is free"
-            share = "gpu_memory_utilization of vllm_args, a share that holds weights and this process, too"
-            raise InputError(
-                f"vLLM could not open: {what} ({says}); {way} {SPACE if on_cpu and SPACE in os.environ else share}, or use "
-                "the sampler transformers."
-            ) from error
+    except InputError as error:
+        for words, way in WAYS.items():
+            if re.search(words, str(error.__cause__)):
+                share = "gpu_memory_utilization of vllm_args, a share that holds weights and this process, too"
+                knob = SPACE if on_cpu and SPACE in os.environ else share
+                raise InputError(f"{str(error).partition('. ')[0]}; give {way} {knob}.") from error
+        raise
 
 
 def check_version() -> None:
@@ -172,6 +169,13 @@ def _left_as_it_was(policy: Policy) -> Iterator[None]:
             for kind, (bases, init, call) in before.items():
                 if kind.__bases__ != bases:
                     kind.__bases__, kind.__init__, kind.__call__ = bases, init, call
+
+
+def put_back() -> None:
+    """Give the environment back what engines changed."""
+    while BEFORE:
+        name, value = BEFORE.popitem()
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 @contextmanager

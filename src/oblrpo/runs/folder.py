@@ -94,31 +94,22 @@ class RunFolder:
         saved = flatten(self.saved_config())
         return with_settings(config, {name: saved[name] for name in adjustable(config)}, "", ())
 
-    def check_resumable(self, config: TrainConfig, accept_changed: bool = False) -> list[str]:
-        """Refuse to resume under settings that would make it another run; return what was accepted, in sentences."""
+    def check_resumable(self, config: TrainConfig) -> list[str]:
+        """Refuse to resume under settings that would make it another run; return what changes its course, in words."""
         if not has_valid_checksum(self.config_file.read_text("utf-8", errors="replace")):
             raise InputError(
                 f"{self.config_file} is not what the run wrote, or lacks its checksum: restore it, or start a new run "
                 "from a checkpoint with --model."
             )
-        differences, cure = self.differences(config), "resume without changing them"
-        if differences and not self.differences(config, course=False):
-            if accept_changed:
-                return [f"from here on the rate is that of its course over all steps: {differences}."]
-            cure = (
-                f"the rate takes a course over all steps ({config.optim.lr_scheduler_type}). Add --accept-changed "
-                "(accept_changed=True in Python) to go on along the new course, as Hugging Face's Trainer does, or start "
-                "a new run from a checkpoint with --model"
+        if differences := self.differences(config, course=False):
+            raise InputError(
+                f"{self.path} was started with other settings: {differences}; resume without changing them."
             )
-        if differences:
-            raise InputError(f"{self.path} was started with other settings: {differences}; {cure}.")
-        return []
+        course = f"from here on the rate is that of its course over all steps: {self.differences(config)}."
+        return [course] if self.differences(config) else []
 
     def differences(self, config: TrainConfig, course: bool = True) -> str:
-        """The settings that make `config` another run than the one here, in words; empty if it is the same run.
-
-        Without `course` other steps make it no other run, although the rate's course over all of them depends on them.
-        """
+        """The settings that make `config` another run than the one here, in words, or with `course` the rate of one."""
         old, new = every_value(self.saved_config()), every_value(config)
         free = may_change_on_resume(config) | {"recipe"}
         changed = [key for key in new if new[key] != old[key] and key not in free]

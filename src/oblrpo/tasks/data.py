@@ -145,9 +145,9 @@ def problems_of(
 ) -> list[Problem]:
     """Return a problem of each row; `answer_column` "": there is no answer.
 
-    A prompt is text, put into the template, or messages, used as they are. All columns but `prompt` are kept for rewards
-    under their own names; `answer` is the answer where no column is called so. An answer that is `compared` must be text
-    or a number, and with `numbers` hold one; else it may be anything, or absent.
+    A prompt is text, put into the template, or messages, used as they are. The columns but `prompt` are for rewards, by
+    their own names; `answer` is the answer where no column is called so. An answer that is `compared` must be text or a
+    number, and with `numbers` hold one; else it may be anything, or absent.
     """
     check_template(template)
     problems: list[Problem] = []

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from oblrpo import estimators
 from oblrpo.clock import Clock
 from oblrpo.errors import DivergedError, InputError, check_finite
+from oblrpo.estimators.schedule import set_rate
 from oblrpo.memory import give_back
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step import Algorithm1, BaselinePass, Batch, Gradient, Samples, Update
@@ -24,7 +25,7 @@ from oblrpo.step.reference import Reference
 from oblrpo.step.selection import without_idle
 from oblrpo.tables.ratios import Ratio
 from oblrpo.tasks import Problem
-from oblrpo.trainer.optimizers import averaged, follow, training
+from oblrpo.trainer.optimizers import averaged, training
 
 
 @dataclass(frozen=True)
@@ -251,8 +252,9 @@ class Learner:
         try:
             for name, part in self._parts.items():
                 part.load_state_dict(state[name])
-            if self.scheduler is not None:
-                follow(self.scheduler)
+            if (course := self.scheduler) is not None:  # perhaps over more updates than the one that was saved
+                [group], [rate], [at] = self.core.optimizer.param_groups, course.base_lrs, course.lr_lambdas
+                set_rate(group, rate * at(course.last_epoch))
             training(self.core.optimizer)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(

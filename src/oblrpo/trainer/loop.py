@@ -227,7 +227,7 @@ class Trainer:
         """Return what identifies the run, with what it learns from as it is now."""
         if not self.resume:
             return Identity(sources=sources)
-        self.notes += self.folder.check_resumable(self.config, accept_changed)
+        self.notes += self.folder.check_resumable(self.config)
         begun = self.folder.identity()
         changed = ", ".join(begun.changed(sources))
         if changed and not accept_changed:

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from oblrpo.errors import InputError, pip_install
-from oblrpo.estimators.schedule import set_rate
 from oblrpo.settings import OptimConfig
 
 PACKAGES = {
@@ -67,13 +66,6 @@ def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LambdaLR | 
 
     scheduler: LambdaLR = get_scheduler(kind, optimizer, 0, updates)
     return scheduler
-
-
-def follow(scheduler: LambdaLR) -> None:
-    """Set the rate of where a course is, which may be another over more updates than the one that was saved."""
-    courses = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-    for group, rate, course in courses:
-        set_rate(group, rate * course(scheduler.last_epoch))
 
 
 def training(optimizer: Optimizer) -> Optimizer:
