@@ -68,8 +68,7 @@ def keep_freed(keep: bool = True) -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-1, 2**31 - 1 if keep else 1 << 17)  # M_TRIM_THRESHOLD; glibc's own is 128 KiB
         libc.mallopt(-4, 0 if keep else 1 << 16)  # M_MMAP_MAX
-    if not keep:
-        give_back()
+        libc.malloc_trim(0)
 
 
 def give_back(wanted: int = WORTH_IT) -> None:

@@ -112,9 +112,7 @@ class Worker:
         try:
             self._exchange(b"", START)
         except (TimeoutError, WorkerDied):
-            raise InputError(
-                f"the worker {self._main} does not start; try: {sys.executable} -c '{self._code}'"
-            ) from None
+            raise InputError(f"worker {self._main} does not start; try: {sys.executable} -c '{self._code}'") from None
 
     def _exchange(self, request: bytes, seconds: float) -> Any:
         """Send a request and return the reply to it; the process is killed if none comes, or something stops us."""

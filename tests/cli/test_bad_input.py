@@ -97,7 +97,7 @@ def test_more_steps_lay_out_the_course_of_the_rate_anew(small_run, oblrpo, tmp_p
 
 def test_one_of_several_processes_is_refused(small_run, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    complained(small_run(), "this is one of 2 processes (WORLD_SIZE", "OBLRPOTrainer")
+    complained(small_run(), "is one process, and this is one of 2 (WORLD_SIZE", "OBLRPOTrainer")
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert small_run(steps=0)[0] == 0

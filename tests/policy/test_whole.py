@@ -92,7 +92,7 @@ def test_weights_that_are_no_numbers_are_named_before_any_training(folder, value
     weight = load_file(folder / "model.safetensors")[WEIGHT]
     weight[3, 5] = value
     change(folder / "model.safetensors", **{WEIGHT: weight})
-    said = f"came with NaN or infinities in {WEIGHT}, before any training; take an earlier checkpoint"
+    said = f"came with NaN or infinities in {WEIGHT}, before any training; take another."
     assert said in refused(folder)
     assert said in refused(folder, train=False)
 
@@ -101,5 +101,7 @@ def test_a_model_without_values_is_refused(tiny_policy):
     model = copy.deepcopy(tiny_policy.model)
     model.model.layers[1].mlp.up_proj.to("meta")
     for train in (True, False):
-        with pytest.raises(InputError, match=f"came without values, {WEIGHT} being on the device meta; load all of it"):
+        with pytest.raises(
+            InputError, match=f"came without values, {WEIGHT} being on the device meta; load all of it."
+        ):
             adopt_policy(model, tiny_policy.tokenizer, CPU, train=train)

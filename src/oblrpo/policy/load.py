@@ -234,11 +234,9 @@ def check_values(model: Any, which: str) -> None:
     """Refuse weights that are not there, or hold NaN or infinities, as they come."""
     for name, weight in model.named_parameters():
         if weight.is_meta:
-            cure = "load all of it where it is used, without a device_map that leaves parts out."
-            raise InputError(f"{which} came without values, {name} being on the device meta; {cure}")
+            raise InputError(f"{which} came without values, {name} being on the device meta; load all of it.")
         if weight.is_floating_point() and weight.element_size() > 1 and not weight.isfinite().all():
-            cure = "take an earlier checkpoint, or fetch its files again."
-            raise InputError(f"{which} came with NaN or infinities in {name}, before any training; {cure}")
+            raise InputError(f"{which} came with NaN or infinities in {name}, before any training; take another.")
 
 
 def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:

@@ -64,9 +64,7 @@ class Rewards:
         except InputError:
             self.close()
             raise
-        self.needs_ids = any(
-            accepted(["completion_ids"], getattr(each, "takes", ())) for each, _ in self._rewards.values()
-        )
+        self.needs_ids = any(accepted(["completion_ids"], getattr(f, "takes", ())) for f, _ in self._rewards.values())
         """Whether some are given the tokens of completions."""
 
     def digests_and_gaps(self) -> dict[str, tuple[str, tuple[str, ...]]]:

@@ -32,10 +32,8 @@ ENVIRONMENT = {
 }
 """Variables of vLLM's environment, where the user has set none: no usage reports, no pinned cores, and on a GPU float32
 attention without TF32."""
-BEFORE: dict[str, str | None] = {}
-"""What variables were before an engine changed them, which it reads as long as it lives; see `put_back`."""
-SPACE = "VLLM_CPU_KVCACHE_SPACE"
-"""The variable that says how many GiB keys and values take on a CPU, whatever the share is."""
+BEFORE: dict[str, str | None] = {}  # variables before an engine changed them, which reads them as long as it lives
+SPACE = "VLLM_CPU_KVCACHE_SPACE"  # the GiB of keys and values on a CPU, whatever the share is
 WAYS = {
     r"kv \(-|No available memory|even a single token|at least one request": "a higher",
     r"is less than (desired|requested|the engine's)": "a lower",
@@ -94,8 +92,7 @@ def _explained(on_cpu: bool) -> Iterator[None]:
     except InputError as error:
         for words, way in WAYS.items():
             if re.search(words, str(error.__cause__)):
-                share = "gpu_memory_utilization of vllm_args, a share that holds weights and this process, too"
-                knob = SPACE if on_cpu and SPACE in os.environ else share
+                knob = SPACE if on_cpu and SPACE in os.environ else "gpu_memory_utilization of vllm_args"
                 raise InputError(f"{str(error).partition('. ')[0]}; give {way} {knob}.") from error
         raise
 
@@ -147,9 +144,8 @@ def _check_machine(policy: Policy) -> None:
 def _left_as_it_was(policy: Policy) -> Iterator[None]:
     """Put back what opening an engine changes of this process.
 
-    That is random states, torch's precision, its threads and the way to set them, the hook for exceptions, and the
-    classes of transformers that vLLM runs where it has no model of its own: it makes a model compile itself, also the
-    policy. The environment goes into `BEFORE`.
+    That is random states, precision, threads and the way to set them, the hook for exceptions, and the classes of
+    transformers that vLLM lets compile themselves, also the policy's. The environment goes into `BEFORE`.
     """
     environment, hook = dict(os.environ), sys.excepthook
     setter, threads, precision = torch.set_num_threads, torch.get_num_threads(), torch.get_float32_matmul_precision()

@@ -102,9 +102,7 @@ class RunFolder:
                 "from a checkpoint with --model."
             )
         if differences := self.differences(config, course=False):
-            raise InputError(
-                f"{self.path} was started with other settings: {differences}; resume without changing them."
-            )
+            raise InputError(f"{self.path} was started with other settings: {differences}; resume with the old ones.")
         course = f"from here on the rate is that of its course over all steps: {self.differences(config)}."
         return [course] if self.differences(config) else []
 
@@ -254,9 +252,7 @@ class RunFolder:
         if not steps:
             raise InputError(f"{self.path} holds no checkpoint; train with --save-steps.")
         if step not in {None, *steps}:
-            raise InputError(
-                f"{self.path} has no checkpoint of step {step}; choose one of: {', '.join(map(str, steps))}."
-            )
+            raise InputError(f"{self.path} has no checkpoint of step {step}; there are: {', '.join(map(str, steps))}.")
         return steps[-1] if step is None else step
 
     def clean_up(self) -> None:

@@ -117,9 +117,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Refuse unknown names, names given twice, and libraries that are not installed."""
     for place, name in enumerate(names):
         if name not in TRACKERS:
-            raise InputError(
-                f"unknown report_to {name!r}; choose of: {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}"
-            )
+            raise InputError(f"unknown report_to {name!r}; known: {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
         if name in names[:place]:
             raise InputError(f"report_to names {name} twice; once is enough.")
         if find_spec(name) is None:
