@@ -70,7 +70,7 @@ def test_mistakes_in_the_file(oblrpo, tmp_path, keys, words):
         (["--set", "[1]"], ["--set", "must hold settings as YAML has them"]),
         (["--base", "nosuch"], ["no recipe or file 'nosuch'"]),
         (["--seeds", "-2"], ["must not be negative"]),
-        (["--seeds", "1"], ["search_seeds is 2, more than the 1 seeds"]),
+        (["--seeds", "1", "--search-seeds", "2"], ["search_seeds is 2, more than the 1 seeds"]),
         (["--learning-rates", "-1"], ["give a list of numbers above 0"]),
         (["--target", "{of_gain: 2}"], ["--target: target of_gain is 2; a share is at most 1"]),
         (["--target", "{curve: [a]}"], ["choose one of: accuracy, reward"]),

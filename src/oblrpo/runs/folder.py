@@ -53,7 +53,7 @@ class RunFolder:
     def make(self) -> None:
         """Make the folders of a new run."""
         if os.path.lexists(self.path) and not self._never_began():
-            if self.config_file.is_file():
+            if (self.path / ".lock").is_file():
                 with suppress(OSError), locked(self.path):  # refused where its writer is still there
                     pass
             resume = "add --resume to continue it, or " if self.config_file.is_file() else ""
