@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -177,20 +177,15 @@ def train(
         config = with_settings(config, {"dtype": dtype, "load_in_4bit": False}, "the model", ())
     check_settings(config, {name: name for name in given}, base)
 
-    import torch
-
     from oblrpo.report.console import Progress, console_of_program
     from oblrpo.trainer.loop import Trainer
 
-    console, threads = console_of_program(progress), torch.get_num_threads()
-    with _quiet_transformers():
-        try:
-            trainer = Trainer(config, resume, objects, accept_changed)
-            for note in objects.notes():
-                console.print(note, highlight=False)
-            report = carry_out(trainer, Progress(console))
-        finally:
-            torch.set_num_threads(threads)
+    console = console_of_program(progress)
+    with _left_as_it_was(config.policy.device):
+        trainer = Trainer(config, resume, objects, accept_changed)
+        for note in objects.notes():
+            console.print(note, highlight=False)
+        report = carry_out(trainer, Progress(console))
     end = summary_of(trainer).encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(end), highlight=False)
     return Run(trainer, report)
@@ -210,7 +205,7 @@ def evaluate(
     """Return avg@k and pass@k of a model on rows of data by rewards, with 95 % intervals over problems.
 
     A checkpoint of a run is evaluated as the run does it, by the run's rewards, on its held-out problems, where nothing
-    else is given. A loaded model is put into eval mode.
+    else is given. A loaded model is in eval mode meanwhile.
 
     Args:
         model: a folder or hub name, a run (its newest checkpoint is taken) or a checkpoint, or a loaded model;
@@ -271,7 +266,7 @@ def _evaluate(
     from oblrpo.report.console import console_of_program, evaluating
 
     console, config = console_of_program(progress), sampling.policy(words["model"])
-    with _quiet_transformers(), TemporaryDirectory() as nowhere:
+    with _left_as_it_was(config.device, objects.model), TemporaryDirectory() as nowhere:
         if objects.model is not None:
             policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
         else:
@@ -298,17 +293,24 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Leave out the bars with which transformers loads and saves files."""
+def _left_as_it_was(device: str, model: Any = None) -> Iterator[None]:
+    """Put back what a run sets of the program: random states, threads, bars, memory, environment; a model's modes."""
+    import torch
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    from oblrpo.memory import keep_freed
+    from oblrpo.rollout.engine import put_back
+
+    with ExitStack() as after, torch.random.fork_rng(range(torch.cuda.device_count()) if device != "cpu" else ()):
+        if logging.is_progress_bar_enabled():
+            after.callback(logging.enable_progress_bar)
+            logging.disable_progress_bar()
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        after.callback(keep_freed, False)
+        after.callback(put_back)
+        for module in [] if model is None else model.modules():
+            after.callback(setattr, module, "training", module.training)
         yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:

@@ -58,16 +58,17 @@ def machine_bytes(device: torch.device | str) -> int:
     return int(psutil.virtual_memory().total)
 
 
-def keep_freed() -> None:
-    """Let the C library keep what is freed for later, where it can (glibc).
+def keep_freed(keep: bool = True) -> None:
+    """Let the C library keep what is freed for later, where it can (glibc); or no longer, and give it back.
 
     Tensors of megabytes would otherwise come from the system and go back to it one by one, and the system fills what it
     gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). This affects the entire process.
     """
     with suppress(OSError, AttributeError):  # another C library, which has its own ways
         libc = ctypes.CDLL(None)
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        libc.mallopt(-4, 0)  # M_MMAP_MAX
+        libc.mallopt(-1, 2**31 - 1 if keep else 1 << 17)  # M_TRIM_THRESHOLD; glibc's own is 128 KiB
+        libc.mallopt(-4, 0 if keep else 1 << 16)  # M_MMAP_MAX
+        libc.malloc_trim(0)
 
 
 def give_back(wanted: int = WORTH_IT) -> None:

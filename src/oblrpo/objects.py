@@ -87,9 +87,7 @@ def take(
         model, tokenizer = model
     if isinstance(model, (str, os.PathLike)):
         if tokenizer is not None:
-            raise InputError(
-                "a model that is given by name brings its own tokenizer; leave tokenizer out or load both."
-            )
+            raise InputError("a model given by name brings its own tokenizer; leave tokenizer out or load both.")
         settings["model"], model = os.fspath(model), None
     elif model is not None:
         if tokenizer is None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -87,14 +88,8 @@ class Worker:
     def stop(self) -> None:
         """Kill the process, and what it has started."""
         if self._process is not None:
-            end_tree(self._process.pid, self._mark)
-            self._process.kill()
-            self._process.wait()
-            self._channel.close()
+            self._end()
             self._process = None
-
-    def __del__(self) -> None:
-        self.stop()
 
     def _start(self) -> None:
         # The worker finds what we find, and nothing in the current folder takes a module's place.
@@ -112,12 +107,12 @@ class Worker:
                 cwd=self._folder if os.path.isdir(self._folder) else None,
                 start_new_session=True,  # a group of its own, for `end_tree`
             )
+        # Called at the end of the program, too, while the modules that it needs are still there.
+        self._end = weakref.finalize(self, _end, self._process, self._channel, self._mark)
         try:
             self._exchange(b"", START)
         except (TimeoutError, WorkerDied):
-            raise InputError(
-                f"the worker {self._main} does not start; try: {sys.executable} -c '{self._code}'"
-            ) from None
+            raise InputError(f"worker {self._main} does not start; try: {sys.executable} -c '{self._code}'") from None
 
     def _exchange(self, request: bytes, seconds: float) -> Any:
         """Send a request and return the reply to it; the process is killed if none comes, or something stops us."""
@@ -138,6 +133,13 @@ class Worker:
             if isinstance(error, (ValueError, RecursionError)):
                 raise WorkerDied("its process sent an invalid reply") from None
             raise
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket, mark: str) -> None:
+    end_tree(process.pid, mark)
+    process.kill()
+    process.wait()
+    channel.close()
 
 
 def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:

@@ -13,7 +13,7 @@ from oblrpo.checksums import write_sums
 from oblrpo.commands import check_files
 from oblrpo.settings import RECIPES, TrainConfig, load_recipe, recipe_settings, refuse_idle
 from oblrpo.tasks import PathTask
-from tests.cli.conftest import complained
+from tests.cli.conftest import complained, metrics_of
 
 
 def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(oblrpo):
@@ -82,9 +82,25 @@ def test_a_run_that_diverges(small_run, tmp_path, algorithm):
 
 
 @pytest.mark.usefixtures("dense_reward")
-def test_steps_of_a_falling_rate_cannot_change(small_run, oblrpo, tmp_path):
-    assert small_run(lr_scheduler_type="cosine", steps=2)[0] == 0
-    complained(oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 5), "steps (was 2, now 5)")
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_more_steps_lay_out_the_course_of_the_rate_anew(small_run, oblrpo, tmp_path, kind):
+    """As in the trainer of transformers, but for its first step, which that makes at the old course's rate, 0."""
+    settings = {"lr_scheduler_type": kind, "schedule": "off", "optimizer": "SGD"}
+    assert small_run(**settings, steps=2)[0] == 0
+    code, said, _ = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 6)
+    assert code == 0
+    assert "from here on the rate is that of its course over all steps: steps (was 2, now 6)" in " ".join(said.split())
+    rates = [row["learning_rate"] for row in metrics_of(tmp_path / "run")[3:]]
+    assert small_run(**settings, steps=6, output=tmp_path / "whole")[0] == 0
+    assert rates == [row["learning_rate"] for row in metrics_of(tmp_path / "whole")[3:]]
+
+
+def test_one_of_several_processes_is_refused(small_run, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    complained(small_run(), "is one process, and this is one of 2 (WORLD_SIZE", "OBLRPOTrainer")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert small_run(steps=0)[0] == 0
 
 
 def test_every_prompt_of_a_file_is_measured_before_the_run(small_run, tmp_path):

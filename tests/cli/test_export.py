@@ -179,7 +179,7 @@ def goes_on(run):
     [
         (None, 1, "after step 5 of 4"),
         (None, 100, "has removed 5 checkpoints while they were being copied; raise its save_total_limit"),
-        (4, 1, "has no checkpoint of step 4; choose one of: 5"),
+        (4, 1, "has no checkpoint of step 4; there are: 5"),
     ],
 )
 def test_a_run_that_removes_what_is_copied(run, tmp_path, monkeypatch, step, times, ends):
@@ -218,7 +218,7 @@ def test_a_copy_that_is_not_what_the_run_wrote(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--step", "9"], "has no checkpoint of step 9; choose one of: 0, 1, 2, 3, 4"),
+        (["--step", "9"], "has no checkpoint of step 9; there are: 0, 1, 2, 3, 4"),
         (["--merge"], "holds a whole model, and no adapters to merge"),
         (["--output", "there"], "there already exists"),
     ],

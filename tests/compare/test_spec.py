@@ -4,6 +4,7 @@ import pytest
 
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import SPECS, Target, read_spec
+from oblrpo.errors import InputError
 from oblrpo.settings import adjustable, flatten, yaml_text
 from tests.cli.conftest import complained
 from tests.compare.conftest import plan_of, pretend
@@ -69,7 +70,7 @@ def test_mistakes_in_the_file(oblrpo, tmp_path, keys, words):
         (["--set", "[1]"], ["--set", "must hold settings as YAML has them"]),
         (["--base", "nosuch"], ["no recipe or file 'nosuch'"]),
         (["--seeds", "-2"], ["must not be negative"]),
-        (["--seeds", "1"], ["search_seeds is 2, more than the 1 seeds"]),
+        (["--seeds", "1", "--search-seeds", "2"], ["search_seeds is 2, more than the 1 seeds"]),
         (["--learning-rates", "-1"], ["give a list of numbers above 0"]),
         (["--target", "{of_gain: 2}"], ["--target: target of_gain is 2; a share is at most 1"]),
         (["--target", "{curve: [a]}"], ["choose one of: accuracy, reward"]),
@@ -193,3 +194,12 @@ def test_runs_of_other_settings_are_not_mixed_in(write_spec, oblrpo, tmp_path):
         for flags in ((), ("--only-report",)):
             result = oblrpo("compare", spec, "--output", tmp_path / "out", *flags)
             complained(result, "seed_0", next(iter(change)), "give another --output, or remove that folder")
+
+
+def test_search_seeds_follow_a_number_of_seeds():
+    """What the file says of the one must not make a flag for the other impossible."""
+    spec = read_spec("against-rloo", {"seeds": 1}, {})
+    assert (spec.seeds, spec.search_seeds) == ((0,), 1)
+    assert read_spec("against-rloo", {"seeds": 4}, {}).search_seeds == 2
+    with pytest.raises(InputError, match="search_seeds is 3, more than the 2 seeds"):
+        read_spec("against-rloo", {"seeds": 2, "search_seeds": 3}, {})

@@ -1,13 +1,18 @@
 """`oblrpo.train`: objects in, a run out, and everything of its folder as from the command line."""
 
 import functools
+import gc
 import io
+import logging
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 
+import matplotlib
 import numpy
 import pandas
 import pytest
@@ -15,12 +20,17 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import load_file
+from transformers.utils import logging as bars
 
 import oblrpo
 from oblrpo.errors import InputError
+from oblrpo.memory import resident_bytes
 from oblrpo.policy import make_policy
 from oblrpo.report import console
+from oblrpo.rewards import Rewards
+from oblrpo.rollout import engine
 from oblrpo.settings import PolicyConfig, TrainConfig, adjustable, flatten, load_recipe, settings_in
+from oblrpo.tasks import Problem
 from tests.door.conftest import ROWS, SMALL, config_of, letters, loaded, metrics_of, write_rows
 
 
@@ -130,6 +140,55 @@ def test_weights_as_in_trl_and_what_each_reward_earned(tmp_path, train):
     assert len(train(**given, steps=2, eval_steps=1, resume=True).metrics) == 3
 
 
+def test_a_reward_that_changes_its_row_changes_nothing_else(train):
+    """Every completion has its own copy, whatever is within; what is no container, such as a client, is shared."""
+    seen, client = [], object()
+
+    def spoils(completions, tests, ids, grid, more, completion_ids, **columns):
+        seen.extend(map(repr, zip(tests, ids, grid, more, strict=True)))
+        for row in range(len(completions)):
+            tests[row].append(4)
+            tests[row][1]["in"].append("spoiled")
+            ids[row].add(5)
+            grid[row][0] = 7
+            more[row][0].clear()
+            completion_ids[row].clear()
+            assert more[row][1] is client
+        return letters(completions)
+
+    def asks(completions, completion_ids, **columns):
+        return [float(bool(ids)) for ids in completion_ids]
+
+    row = {"tests": [1, {"in": ["a"]}], "ids": {3}, "grid": numpy.zeros(2), "more": ([2], client)}
+    rows = [{"prompt": f"{number} is", **row} for number in range(60)]
+    run = train(data=rows, reward=[spoils, asks], steps=3)
+    assert len(seen) > 4 * 3 * 3
+    assert set(seen) == {repr(([1, {"in": ["a"]}], {3}, numpy.zeros(2), ([2], client)))}
+    assert row["tests"] == [1, {"in": ["a"]}]
+    assert all(metrics["rewards/asks/mean"] == 1 for metrics in run.metrics[1:])
+
+
+def test_a_reward_gets_every_column_under_its_own_name(train):
+    """As in TRL: neither the answer nor the prompt takes the place of a column; ours compare with the answer."""
+    asked = []
+
+    def watch(prompts, completions, question, solution, answer, **columns):
+        asked.extend(zip(prompts, question, solution, answer, strict=True))
+        return letters(completions)
+
+    rows = [{"question": f"{n} is", "solution": str(n), "answer": f"own {n}"} for n in range(60)]
+    given = {"prompt_column": "question", "answer_column": "solution", "prompt_template": "Q: {prompt}"}
+    train(data=rows, reward=[watch, "exact"], steps=1, **given)
+    assert asked
+    for prompt, question, solution, answer in asked:
+        assert (prompt, answer) == (f"Q: {question}", f"own {solution}")
+    rewards = Rewards(
+        None, ["exact", "python:f"], functions={"python:f": lambda answer, completions: [len(answer)] * 2}
+    )
+    problem = Problem("Q", "4", {"solution": "4", "answer": "own 4"})
+    assert rewards([problem], ["4", "own 4"])[0] == [[1.0 + 2, 0.0 + 2]]
+
+
 def test_settings_and_built_in_tasks_by_name(tmp_path, train):
     run = train(
         model=None,
@@ -147,15 +206,69 @@ def test_settings_and_built_in_tasks_by_name(tmp_path, train):
     assert run._trainer.config.run.steps == 4 - 3
 
 
-def test_threads_and_bars_are_as_before(train):
-    from transformers.utils import logging
+def state_of_program():
+    """What a library may change for the whole program: compared by a test before and after."""
+    loggers = [
+        logging.getLogger(),
+        *(each for each in logging.root.manager.loggerDict.values() if hasattr(each, "level")),
+    ]
+    return {
+        "torch": [
+            torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+        ],
+        "random": [random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()],
+        "bars": bars.is_progress_bar_enabled(), "verbosity": bars.get_verbosity(),
+        "loggers": {each.name: (each.level, *map(id, each.handlers)) for each in loggers},
+        "warnings": list(warnings.filters), "charts": dict(matplotlib.rcParams),
+        "environment": dict(os.environ), "path": [*sys.path, os.getcwd()], "collects": gc.isenabled(),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+        "hooks": [sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stdout, sys.stderr],
+    }  # fmt: skip
 
+
+@pytest.mark.parametrize("end", ["", "fails", "evaluates"])
+def test_the_program_is_as_before(train, tmp_path, end):
+    """Of what an engine of vLLM does to the environment, tests/vllm has more."""
+
+    def reward(completions, **columns):
+        if not engine.BEFORE:
+            engine.BEFORE.update(OF_VLLM=None, HOME=os.environ["HOME"])
+            os.environ |= {"OF_VLLM": "1", "HOME": "elsewhere"}
+        if end == "fails":
+            raise ValueError("no reward")
+        return letters(completions)
+
+    train(steps=0)  # what is loaded when it is first needed
     torch.set_num_threads(2)
-    logging.enable_progress_bar()
-    train(steps=0, threads=1)
-    assert torch.get_num_threads() == 2
-    assert logging.is_progress_bar_enabled()
+    bars.enable_progress_bar()
+    model, tokenizer = loaded()
+    model.train()
+    model.lm_head.eval()
+    before, modes = state_of_program(), [module.training for module in model.modules()]
+    try:
+        if end == "evaluates":
+            oblrpo.evaluate(model, ROWS, reward, tokenizer=tokenizer, limit=4, max_completion_length=4, progress=False)
+            assert [module.training for module in model.modules()] == modes
+        else:
+            train(reward=reward, steps=2, threads=1, output=tmp_path / "again")
+    except InputError:
+        assert end == "fails"
+    after = state_of_program()
     torch.set_num_threads(1)
+    for name, values in before.items():
+        if name == "loggers":
+            after[name] = {logger: after[name][logger] for logger in values}
+        assert after[name] == values, name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_memory_that_the_program_frees_goes_back_to_the_system_after_a_run(train):
+    train(steps=1)
+    held = torch.ones(2**26)  # 256 MiB
+    before = resident_bytes()
+    del held
+    assert before - resident_bytes() > 2**27
 
 
 def test_progress_false_is_silent_and_true_says_what_matters(train, capsys, tmp_path):

@@ -1,5 +1,6 @@
 """A folder that lacks a part of its model or tokenizer is refused, and the part is named."""
 
+import copy
 import re
 
 import pytest
@@ -84,3 +85,23 @@ def test_a_folder_without_a_tokenizer_says_so(folder):
     assert "/model': the folder holds no tokenizer (tokenizer.json)" in refused(folder)
     words.write_bytes(kept)
     assert "pads with '<|endoftext|>', token 258; is its tokenizer_config.json missing?" in refused(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named_before_any_training(folder, value):
+    weight = load_file(folder / "model.safetensors")[WEIGHT]
+    weight[3, 5] = value
+    change(folder / "model.safetensors", **{WEIGHT: weight})
+    said = f"came with NaN or infinities in {WEIGHT}, before any training; take another."
+    assert said in refused(folder)
+    assert said in refused(folder, train=False)
+
+
+def test_a_model_without_values_is_refused(tiny_policy):
+    model = copy.deepcopy(tiny_policy.model)
+    model.model.layers[1].mlp.up_proj.to("meta")
+    for train in (True, False):
+        with pytest.raises(
+            InputError, match=f"came without values, {WEIGHT} being on the device meta; load all of it."
+        ):
+            adopt_policy(model, tiny_policy.tokenizer, CPU, train=train)

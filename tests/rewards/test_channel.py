@@ -1,9 +1,12 @@
 """What a reward's function may do to the process it runs in: one sentence says so, and nothing is left behind."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from oblrpo.errors import InputError
@@ -105,3 +108,15 @@ def test_processes_in_a_session_of_their_own_end_with_it(reward, tmp_path, how, 
         os.kill(pid, 9)
     assert len(pids) == 2
     assert len(alive) <= left
+
+
+def test_a_worker_that_the_program_never_stops_ends_with_it_in_silence():
+    """Also where it is kept so long that the modules it needs are gone before it."""
+    code = (
+        "import sys; from oblrpo.workers import Worker\n"
+        "sys.kept = Worker('oblrpo.rewards.worker:main'); sys.kept.ask({'path': 'math.sqrt'}, 60)\n"
+        "print(sys.kept._process.pid)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+    assert not psutil.pid_exists(int(ended.stdout))

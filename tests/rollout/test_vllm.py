@@ -50,3 +50,37 @@ def test_log_probabilities_are_enough_for_the_entropy(tiny_policy):
     of_all = logps.features.entropy_S.detach().double()
     error = float((of_one - of_all).std()) / len(of_one) ** 0.5
     assert float(of_one.mean()) == pytest.approx(float(of_all.mean()), abs=4 * error)
+
+
+@pytest.mark.parametrize(
+    ("says", "space", "advice"),
+    [
+        ("Available memory on node 0 (22.5/23.5 GiB) on kv cache allocation is less than requested memory for kv "
+         "(-0.55/0.02 GiB). Reduce CPU memory used by other processes.", None, "a higher gpu_memory_utilization"),
+        ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.", None,
+         "a higher gpu_memory_utilization"),
+        ("Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try increasing "
+         "`gpu_memory_utilization`.", "0", "a higher VLLM_CPU_KVCACHE_SPACE"),
+        ("Available memory on node 0 (22/23 GiB) on startup is less than desired CPU memory utilization (0.99, 23.3 "
+         "GiB). On the CPU backend, the flag ...", None, "a lower gpu_memory_utilization"),
+        ("Free memory on device cuda:0 (3/80 GiB) on startup is less than desired GPU memory utilization (0.3, 24 GiB)."
+         " Decrease GPU memory utilization.", None, "a lower gpu_memory_utilization"),
+        ("Available memory on node 0 (22/23 GiB) on kv cache allocation is less than requested memory for kv (100.0 "
+         "GiB). Decrease --kv-cache-memory-bytes.", "100", "a lower VLLM_CPU_KVCACHE_SPACE"),
+    ],
+)  # fmt: skip
+def test_of_memory_the_advice_is_ours(monkeypatch, says, space, advice):
+    monkeypatch.delenv(engine.SPACE, raising=False)
+    if space:
+        monkeypatch.setenv(engine.SPACE, space)
+    with pytest.raises(InputError) as caught, engine._explained(on_cpu=True):
+        raise ValueError(says)
+    said = str(caught.value)
+    assert said.startswith(f"vLLM could not open: {says.partition('. ')[0]}; give {advice}")
+    assert not any(word in said for word in ("educe", "ecrease", "ncreas"))
+
+
+def test_other_faults_are_told_as_they_are():
+    said = r"^vLLM could not open: no kernel\. See vllm_args, or use"
+    with pytest.raises(InputError, match=said), engine._explained(on_cpu=True):
+        raise RuntimeError("no kernel")

@@ -79,7 +79,7 @@ def test_parquet(tmp_path):
 
 def test_parquet_without_pyarrow(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"the library pyarrow is needed to read x.parquet; .*oblrpo\[data\]"):
+    with pytest.raises(InputError, match=r"pyarrow is needed to read x.parquet; .*oblrpo\[data\]"):
         list(read_source(["x.parquet"], "train"))
 
 

@@ -105,6 +105,19 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")
+def test_a_run_that_the_program_has_open_in_wandb_stays_open(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mine = wandb.init(dir=str(tmp_path), mode="offline", settings=wandb.Settings(console="off", silent=True))
+    leg(RunFolder(tmp_path), "wandb", range(3))
+    assert wandb.run is mine
+    mine.log({"x": 1})
+    assert dict(mine.summary)["x"] == 1
+    assert "reward" not in dict(mine.summary)
+    mine.finish()
+
+
+@pytest.mark.filterwarnings("default")
 def test_trackio(tmp_path, monkeypatch):
     """Its database is where TRACKIO_DIR says; that is read when it is imported, so in a process of its own."""
     pytest.importorskip("trackio")

@@ -1,7 +1,9 @@
 """What is sent to a library, once, through kills, resumes and failures; with a library of our own."""
 
 import json
+import sys
 import time
+from types import ModuleType
 
 import pytest
 
@@ -167,3 +169,29 @@ def test_names_are_checked(monkeypatch):
     with pytest.raises(InputError, match="wandb twice"):
         check_trackers(["wandb", "wandb"])
     check_trackers(list(TRACKERS))
+
+
+class Run:
+    """A run of wandb, without it."""
+
+    resumed = False
+
+    def __init__(self):
+        self.steps, self.finished = [], False
+
+    def log(self, values, step, commit):
+        self.steps.append(step)
+
+    def finish(self, exit_code):
+        self.finished = True
+
+
+def test_a_run_that_the_program_has_open_in_wandb_stays_open(folder, monkeypatch):
+    """`init` returns that one where it is not asked for another (wandb 0.31 outside notebooks)."""
+    module, users, ours = ModuleType("wandb"), Run(), Run()
+    module.Settings = dict
+    module.init = lambda settings, **_: ours if settings.get("reinit") == "create_new" else users
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    leg(folder, range(3), names=["wandb"])
+    assert (users.steps, users.finished) == ([], False)
+    assert (ours.steps, ours.finished) == ([0, 1, 2], True)

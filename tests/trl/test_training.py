@@ -373,3 +373,11 @@ def test_the_benchmark_of_memory_measures_a_step():
     arguments = Namespace(tokens=16, shortest=None, hidden_size=32, layers=1)
     found = {case: trl_memory.measure(case, 2, arguments) for case in ("grpo", "calibrated, two passes")}
     assert all(0 <= each["peak"] < 1 and each["seconds"] > 0 for each in found.values())
+
+
+def test_weights_that_are_no_numbers_are_named_before_any_training(tmp_path):
+    policy = tiny_policy()
+    with torch.no_grad():
+        policy.model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.inf
+    with pytest.raises(InputError, match=r"NaN or infinities in model\.layers\.1\.mlp\.up_proj\.weight, before any"):
+        ours(tmp_path, policy)

@@ -1,8 +1,12 @@
 """What a real vLLM engine draws: the policy's distribution, and the log-probabilities that go with it."""
 
+import os
+import random
+import sys
 from collections import Counter
 from functools import partial
 
+import numpy
 import pytest
 import torch
 import vllm as library
@@ -10,7 +14,7 @@ from torch.nn.functional import softmax
 
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
-from oblrpo.rollout import VLLMSampler, make_sampler, sample
+from oblrpo.rollout import VLLMSampler, engine, make_sampler, sample
 from oblrpo.rollout.transformers import TransformersSampler
 from oblrpo.settings import VLLM, RolloutConfig
 from tests.vllm.support import apart, policy_of, tiny_policy, update
@@ -201,17 +205,26 @@ def test_what_the_engine_returns_is_checked(sampler, monkeypatch):
 
 
 def test_what_opening_changes_of_torch_is_put_back():
-    """Random state, threads and precision, and the class of a policy that vLLM runs by transformers' code."""
+    """Random states, threads and precision, and the class of a policy that vLLM runs by transformers' code.
+
+    The environment comes back once nobody needs the engine.
+    """
     policy, setter = policy_of("olmo2"), torch.set_num_threads
     kind = type(policy.model.model)
     bases, threads = kind.__bases__, torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         torch.set_float32_matmul_precision("high")
-        before = torch.random.get_rng_state()
+        before, hook, environment = torch.random.get_rng_state(), sys.excepthook, dict(os.environ)
+        others = random.getstate(), numpy.random.get_state()[1].tolist()
         sampler = VLLMSampler(policy, VLLM())
         sampler.sync(policy)
         assert torch.equal(before, torch.random.get_rng_state())
+        assert (random.getstate(), numpy.random.get_state()[1].tolist()) == others
+        assert sys.excepthook is hook
+        engine.put_back()
+        theirs = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
+        assert not {name for name in theirs if "INDUCTOR" not in name}, "torch's own, at the first update"
         assert (torch.get_num_threads(), torch.set_num_threads) == (2, setter)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
@@ -230,6 +243,14 @@ def test_what_vllm_cannot_run_is_refused_before_it_opens(monkeypatch):
     policy.model.__class__ = type("UnheardOfForCausalLM", (type(policy.model),), {})
     with pytest.raises(InputError, match=r"vLLM could not open: Model architectures \['UnheardOfForCausalLM'\]"):
         VLLMSampler(policy, VLLM())
+
+
+def test_too_small_a_share_of_memory_is_to_be_raised(monkeypatch):
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    with pytest.raises(
+        InputError, match=r"requested memory for kv \(-.*; give a higher gpu_memory_utilization of vllm"
+    ):
+        VLLMSampler(tiny_policy(), VLLM(gpu_memory_utilization=0.001))
 
 
 @pytest.mark.parametrize("longest", [3, 10])

@@ -98,6 +98,4 @@ def dispatch(argv: list[str]) -> None:
         check_current_folder()
         import_module(f"oblrpo.cli.{argv[0]}").run(argv[1:])
     else:
-        raise InputError(
-            f"unknown command {argv[0]!r}; choose one of: {', '.join(COMMANDS)}.{did_you_mean(argv[0], COMMANDS)}"
-        )
+        raise InputError(f"unknown command {argv[0]!r}; known: {', '.join(COMMANDS)}.{did_you_mean(argv[0], COMMANDS)}")

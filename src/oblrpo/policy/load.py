@@ -230,7 +230,18 @@ def _read(kind: Any, name: str, **options: Any) -> Any:
     return model
 
 
+def check_values(model: Any, which: str) -> None:
+    """Refuse weights that are not there, or hold NaN or infinities, as they come."""
+    for name, weight in model.named_parameters():
+        if weight.is_meta:
+            raise InputError(f"{which} came without values, {name} being on the device meta; load all of it.")
+        if weight.is_floating_point() and weight.element_size() > 1 and not weight.isfinite().all():
+            raise InputError(f"{which} came with NaN or infinities in {name}, before any training; take another.")
+
+
 def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:
+    which = f"the model {name!r}" if name else "the model"
+    check_values(model, which)
     if config.gradient_checkpointing:
         # transformers 5.x renames it
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -243,7 +254,6 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
         config.gradient_checkpointing,
         name,
     )
-    which = f"the model {name!r}" if name else "the model"
     if not policy.end_tokens:
         raise InputError(f"neither {which} nor its tokenizer has an end token; set eos_token in the tokenizer.")
     if policy.vocabulary < 2:

@@ -64,9 +64,7 @@ class Rewards:
         except InputError:
             self.close()
             raise
-        self.needs_ids = any(
-            accepted(["completion_ids"], getattr(each, "takes", ())) for each, _ in self._rewards.values()
-        )
+        self.needs_ids = any(accepted(["completion_ids"], getattr(f, "takes", ())) for f, _ in self._rewards.values())
         """Whether some are given the tokens of completions."""
 
     def digests_and_gaps(self) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -103,7 +101,8 @@ class Rewards:
         names = {"answer"}.union(*(problem.columns for problem in problems)) - {"completion_ids"}
         columns = {name: [problem.columns.get(name) for problem in problem_S] for name in sorted(names)}
         columns["answer"] = [problem.columns.get("answer", problem.answer) for problem in problem_S]
-        sums = self.sums([problem.prompt for problem in problem_S], completions, columns, ids)
+        golds = [problem.golds or problem.answer for problem in problem_S]
+        sums = self.sums([problem.prompt for problem in problem_S], completions, columns, ids, golds)
         groups = [sums[start : start + G] for start in range(0, len(sums), G)]
         valid_PG = [[value is not None for value in group] for group in groups]
         return [[value or 0.0 for value in group] for group in groups], valid_PG
@@ -114,13 +113,16 @@ class Rewards:
         completions: Sequence[str],
         columns: Mapping[str, Sequence[Any]],
         ids: Callable[[], list[list[int]]] | None = None,
+        golds: Sequence[Any] | None = None,
     ) -> list[float | None]:
-        """Return the weighted sum for each completion, None where it is masked."""
+        """Return the weighted sum for each completion, None where it is masked; ours compare it with `golds`."""
         given = {**columns, "prompts": prompts, "completions": completions}
         if ids is not None and self.needs_ids:
             given["completion_ids"] = ids()
         later = [name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)]
-        values = {name: self._values(name, given) for name in self._rewards if name not in later}
+        ours = given if golds is None else given | {"answer": golds}
+        for_each = {name: given if hasattr(each, "takes") else ours for name, (each, _) in self._rewards.items()}
+        values = {name: self._values(name, for_each[name]) for name in self._rewards if name not in later}
         calls = {name: in_thread(self._values, name, given) for name in later}
         values |= {name: call.result() for name, call in calls.items()}
         names = ", ".join(f"'{name}'" for name in self._rewards)

@@ -1,6 +1,7 @@
 """Reward functions of the user: by path in a process of their own, or given from Python and called in this one."""
 
 import asyncio
+import copy
 import functools
 import inspect
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 from oblrpo.errors import InputError, shown
 from oblrpo.rewards.digest import digest_and_gaps
-from oblrpo.tasks.rows import native
+from oblrpo.tasks.rows import OF_JSON, native
 from oblrpo.workers import START, Worker, WorkerDied
 
 Values = Sequence[float | list[str] | None]
@@ -96,11 +97,20 @@ class PythonReward:
         self.digest_and_gaps = lambda: digest_and_gaps(function)
 
     def __call__(self, /, **given: Any) -> Values:
-        """Return the function's values; it gets lists of its own, so that changing them has no effect elsewhere."""
-        own = {name: list(values) for name, values in given.items()}
-        own["completions"] = as_messages(own["prompts"], own["completions"])
-        own["prompts"] = [p if isinstance(p, str) else list(map(dict, p)) for p in own["prompts"]]
-        return call_reward(self._function, own)
+        """Return the function's values; every completion has a copy of its row, which it may change."""
+        given["completions"] = as_messages(given["prompts"], given["completions"])
+        return call_reward(self._function, {name: copied(list(values)) for name, values in given.items()})
+
+
+def copied(value: Any) -> Any:
+    """Return a value with containers and arrays of its own; what else these hold, such as an image, is shared."""
+    if isinstance(value, (list, dict)):
+        value = copy.copy(value)
+        for key in value if isinstance(value, dict) else range(len(value)):
+            value[key] = item if type(item := value[key]) in OF_JSON else copied(item)
+    elif type(value) is tuple:
+        return tuple(map(copied, value))
+    return copy.deepcopy(value) if isinstance(value, (set, bytearray)) or hasattr(value, "tolist") else value
 
 
 def as_messages(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:

@@ -29,9 +29,7 @@ def load_function(path: str, what: str = "reward") -> Reward:
     if not colon:
         file, _, name = path.rpartition(".")
     if not file or not (name.isidentifier() or path.endswith(".py")):
-        raise InputError(
-            f"{what} '{path}' is not the path of a function; write package.module.function or file.py:function."
-        )
+        raise InputError(f"{what} '{path}' names no function; write package.module.function or file.py:function.")
     try:
         module = _run_file(Path(file), what) if colon else importlib.import_module(file)
     except InputError:

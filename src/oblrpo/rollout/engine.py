@@ -3,13 +3,16 @@
 import copy
 import importlib.metadata
 import os
+import random
 import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 
 from oblrpo.errors import InputError, pip_install
@@ -29,6 +32,13 @@ ENVIRONMENT = {
 }
 """Variables of vLLM's environment, where the user has set none: no usage reports, no pinned cores, and on a GPU float32
 attention without TF32."""
+BEFORE: dict[str, str | None] = {}  # variables before an engine changed them, which reads them as long as it lives
+SPACE = "VLLM_CPU_KVCACHE_SPACE"  # the GiB of keys and values on a CPU, whatever the share is
+WAYS = {
+    r"kv \(-|No available memory|even a single token|at least one request": "a higher",
+    r"is less than (desired|requested|the engine's)": "a lower",
+}
+"""How vLLM says that keys and values have too little memory, or that it asks for more than is free, and what helps."""
 SEE = ". See vllm_args, or use the sampler transformers."
 """What to do where vLLM could not do something."""
 CACHE, SHARE = 2 << 30, 0.3
@@ -42,18 +52,16 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
     """Return an engine of the policy's architecture with random weights, to which `sync` brings the policy's."""
     check_version()
     check_weights(policy.model)
-    # The worker must live in this process: weights are handed over as tensors.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     model, on_cpu = without_adapters(policy.model), policy.device.type == "cpu"
     own = copy.deepcopy(model.config)
     own.architectures = [type(model).__name__]
     for part in (own, own.get_text_config()):
         part.tie_word_embeddings = is_tied(model)
-    is_set = config.gpu_memory_utilization is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    is_set = config.gpu_memory_utilization is not None or SPACE in os.environ
     of_config = tempfile.TemporaryDirectory(prefix="oblrpo-vllm-")
-    with of_config as folder, _left_as_it_was(policy), explained("vLLM could not open", SEE):
+    with of_config as folder, _left_as_it_was(policy), _explained(on_cpu):
+        # The worker must live in this process: weights are handed over as tensors.
+        os.environ |= ENVIRONMENT | os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         from vllm import LLM
 
         _check_machine(policy)
@@ -73,6 +81,20 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
             enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
             **(ON_CPU if on_cpu else {}),
         )
+
+
+@contextmanager
+def _explained(on_cpu: bool) -> Iterator[None]:
+    """Refuse in one sentence what vLLM refuses; of memory it names flags of its own, and the wrong way to turn them."""
+    try:
+        with explained("vLLM could not open", SEE):
+            yield
+    except InputError as error:
+        for words, way in WAYS.items():
+            if re.search(words, str(error.__cause__)):
+                knob = SPACE if on_cpu and SPACE in os.environ else "gpu_memory_utilization of vllm_args"
+                raise InputError(f"{str(error).partition('. ')[0]}; give {way} {knob}.") from error
+        raise
 
 
 def check_version() -> None:
@@ -122,9 +144,10 @@ def _check_machine(policy: Policy) -> None:
 def _left_as_it_was(policy: Policy) -> Iterator[None]:
     """Put back what opening an engine changes of this process.
 
-    That is torch's random state, its precision, its threads and the way to set them, and the classes of transformers
-    that vLLM runs where it has no model of its own: it makes a model compile itself, also the policy.
+    That is random states, precision, threads and the way to set them, the hook for exceptions, and the classes of
+    transformers that vLLM lets compile themselves, also the policy's. The environment goes into `BEFORE`.
     """
+    environment, hook = dict(os.environ), sys.excepthook
     setter, threads, precision = torch.set_num_threads, torch.get_num_threads(), torch.get_float32_matmul_precision()
     kinds: set[Any] = set(map(type, policy.model.modules()))
     before = {kind: (kind.__bases__, kind.__init__, kind.__call__) for kind in kinds}
@@ -136,11 +159,28 @@ def _left_as_it_was(policy: Policy) -> Iterator[None]:
             torch.set_num_threads = setter
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
+            sys.excepthook = hook
+            changed = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
+            BEFORE.update({name: environment.get(name) for name in changed - BEFORE.keys()})
             for kind, (bases, init, call) in before.items():
                 if kind.__bases__ != bases:
                     kind.__bases__, kind.__init__, kind.__call__ = bases, init, call
 
 
-def random_state_kept(policy: Policy) -> AbstractContextManager[None]:
-    """Put torch's random state back, which vLLM draws from."""
-    return torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else [])
+def put_back() -> None:
+    """Give the environment back what engines changed."""
+    while BEFORE:
+        name, value = BEFORE.popitem()
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@contextmanager
+def random_state_kept(policy: Policy) -> Iterator[None]:
+    """Put back the random states of torch, which vLLM draws from, and of Python and NumPy, which it seeds, too."""
+    own, of_numpy = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(own)
+        numpy.random.set_state(of_numpy)

@@ -47,9 +47,7 @@ def check_writable(path: Path) -> None:
         raise
     except (OSError, ValueError) as error:  # ValueError: no name
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(
-            f"cannot write to {str(path)[:200]!r} ({reason}); give a file in a folder that exists."
-        ) from None
+        raise InputError(f"cannot write to {str(path)[:200]!r} ({reason}); its folder must exist.") from None
 
 
 def check_name(path: Path) -> None:

@@ -7,13 +7,14 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from oblrpo.checksums import damage, has_valid_checksum, with_checksum, write_sums
 from oblrpo.errors import InputError
-from oblrpo.runs.disk import sync, sync_folder, write_atomically
+from oblrpo.runs.disk import locked, sync, sync_folder, write_atomically
 from oblrpo.runs.identity import Identity
 from oblrpo.runs.rows import Metrics, kept_and_damaged, read_rows, read_steps
 from oblrpo.settings import (
@@ -52,6 +53,9 @@ class RunFolder:
     def make(self) -> None:
         """Make the folders of a new run."""
         if os.path.lexists(self.path) and not self._never_began():
+            if (self.path / ".lock").is_file():
+                with suppress(OSError), locked(self.path):  # refused where its writer is still there
+                    pass
             resume = "add --resume to continue it, or " if self.config_file.is_file() else ""
             in_python = f"({'resume=True or ' * bool(resume)}output='runs/NAME' in Python)"
             raise InputError(f"{self.path} already exists; {resume}give another --output {in_python}.")
@@ -90,25 +94,25 @@ class RunFolder:
         saved = flatten(self.saved_config())
         return with_settings(config, {name: saved[name] for name in adjustable(config)}, "", ())
 
-    def check_resumable(self, config: TrainConfig) -> None:
-        """Refuse to resume under settings that would make it another run."""
+    def check_resumable(self, config: TrainConfig) -> list[str]:
+        """Refuse to resume under settings that would make it another run; return what changes its course, in words."""
         if not has_valid_checksum(self.config_file.read_text("utf-8", errors="replace")):
             raise InputError(
                 f"{self.config_file} is not what the run wrote, or lacks its checksum: restore it, or start a new run "
                 "from a checkpoint with --model."
             )
-        if differences := self.differences(config):
-            raise InputError(
-                f"{self.path} was started with other settings: {differences}; resume without changing them."
-            )
+        if differences := self.differences(config, course=False):
+            raise InputError(f"{self.path} was started with other settings: {differences}; resume with the old ones.")
+        course = f"from here on the rate is that of its course over all steps: {self.differences(config)}."
+        return [course] if self.differences(config) else []
 
-    def differences(self, config: TrainConfig) -> str:
-        """The settings that make `config` another run than the one here, in words; empty if it is the same run."""
+    def differences(self, config: TrainConfig, course: bool = True) -> str:
+        """The settings that make `config` another run than the one here, in words, or with `course` the rate of one."""
         old, new = every_value(self.saved_config()), every_value(config)
         free = may_change_on_resume(config) | {"recipe"}
         changed = [key for key in new if new[key] != old[key] and key not in free]
-        if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":
-            changed.append("steps")  # the rate's whole course depends on it
+        if course and old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":
+            changed.append("steps")
         return ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
 
     def write_metrics(self, metrics: Metrics) -> Metrics:
@@ -248,9 +252,7 @@ class RunFolder:
         if not steps:
             raise InputError(f"{self.path} holds no checkpoint; train with --save-steps.")
         if step not in {None, *steps}:
-            raise InputError(
-                f"{self.path} has no checkpoint of step {step}; choose one of: {', '.join(map(str, steps))}."
-            )
+            raise InputError(f"{self.path} has no checkpoint of step {step}; there are: {', '.join(map(str, steps))}.")
         return steps[-1] if step is None else step
 
     def clean_up(self) -> None:

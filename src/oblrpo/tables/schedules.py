@@ -44,5 +44,7 @@ def refusal(schedule: str, optimizer: str, learning_rate: float) -> str:
     if not SCHEDULES[schedule].measures_updates:
         return ""
     if optimizer in RATES_OF_THEIR_OWN:
-        return f"schedule {schedule!r} sets the learning rate, which {optimizer} makes its own; try AdamW."
+        return (
+            f"schedule {schedule!r} sets the rate, which {optimizer} makes its own; set schedule to off, or try AdamW."
+        )
     return "" if learning_rate else f"schedule {schedule!r} needs a learning_rate above 0 to start from."

@@ -41,9 +41,7 @@ def load_benchmark(
     {prompt} in the template.
     """
     if name not in BENCHMARKS:
-        raise InputError(
-            f"unknown benchmark '{name}'; choose one of: {', '.join(BENCHMARKS)}.{did_you_mean(name, BENCHMARKS)}"
-        )
+        raise InputError(f"unknown benchmark '{name}'; known: {', '.join(BENCHMARKS)}.{did_you_mean(name, BENCHMARKS)}")
     template = template or TEMPLATE
     check_template(template)
     benchmark = BENCHMARKS[name]
@@ -54,7 +52,8 @@ def load_benchmark(
         column = next((column for column in benchmark.questions if column in row), benchmark.questions[0])
         question, golds = text_of(row, column, place), benchmark.golds(row, place)
         columns = {"answer": golds[0] if len(golds) == 1 else list(golds)}
-        problems.append(Problem(template.replace(PLACEHOLDER, question), ", ".join(golds), columns, question))
+        text, several = template.replace(PLACEHOLDER, question), golds if len(golds) > 1 else ()
+        problems.append(Problem(text, ", ".join(golds), columns, question, several))
     return problems
 
 

@@ -145,20 +145,20 @@ def problems_of(
 ) -> list[Problem]:
     """Return a problem of each row; `answer_column` "": there is no answer.
 
-    A prompt is text, put into the template, or messages, used as they are. The other columns are kept for rewards. An
-    answer that is `compared` must be text or a number, and with `numbers` hold one; else it may be anything, or absent.
+    A prompt is text, put into the template, or messages, used as they are. The columns but `prompt` are for rewards, by
+    their own names; `answer` is the answer where no column is called so. An answer that is `compared` must be text or a
+    number, and with `numbers` hold one; else it may be anything, or absent.
     """
     check_template(template)
     problems: list[Problem] = []
     names: dict[str, str] = {}
+    hidden = {"prompts", "completions", *({"prompt"} & {prompt_column})}
     collects = gc.isenabled()
     gc.disable()  # it would look through all these new objects again and again, a third of the time
     try:
         for where, row in rows:
             # Names are shared, because every row has come with its own copies of them.
-            columns = {names.setdefault(name, name): value for name, value in row.items() if name != prompt_column}
-            columns.pop("prompts", None)
-            columns.pop("completions", None)
+            columns = {names.setdefault(name, name): value for name, value in row.items() if name not in hidden}
             answer = ""
             if answer_column and compared:
                 answer = text_of(row, answer_column, where, "answer_column", prompt_column)
@@ -168,9 +168,11 @@ def problems_of(
                     "the row or use the reward 'exact'."
                 )
             if answer_column and not compared:
-                columns["answer"] = value_at(row, answer_column)
-                answer = "" if columns["answer"] is None else as_text(columns["answer"])
-            elif answer_column and answer_column != "answer":
+                value = value_at(row, answer_column)
+                answer = "" if value is None else as_text(value)
+                if answer_column == "answer" or "answer" not in row:
+                    columns["answer"] = value
+            elif answer_column and "answer" not in row:
                 columns["answer"] = answer
             prompt = value_at(row, prompt_column)
             if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):

@@ -45,9 +45,7 @@ class ReasoningGymTask(GeneratedTask):
         except TypeError as error:
             raise InputError(f"Task '{self.name}' takes numbers, text, lists and mappings only: {error}.") from None
         if importlib.util.find_spec("reasoning_gym") is None:
-            raise InputError(
-                f"the task '{self.name}' needs reasoning-gym; install it with: {pip_install('reasoning-gym')}"
-            )
+            raise InputError(f"'{self.name}' needs reasoning-gym; install it with: {pip_install('reasoning-gym')}")
         self._worker = Worker("oblrpo.tasks.gym_worker:main", environment=ENVIRONMENT)
         if refused := self._problem("check"):
             raise InputError(refused["refused"])

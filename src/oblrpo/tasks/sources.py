@@ -132,9 +132,7 @@ def _read_table(path: Path) -> Rows:
 
 def _library(name: str, purpose: str) -> Any:
     if importlib.util.find_spec(name.partition(".")[0]) is None:
-        raise InputError(
-            f"the library {name.partition('.')[0]} is needed {purpose}; install it with: {pip_install('data')}"
-        )
+        raise InputError(f"{name.partition('.')[0]} is needed {purpose}; install it with: {pip_install('data')}")
     return importlib.import_module(name)
 
 

@@ -42,6 +42,8 @@ class Problem:
     """Whatever else a reward may need, by the name of its argument."""
     question: str = ""
     """The prompt before it was put into a template; empty if there was no template."""
+    golds: tuple[str, ...] = ()
+    """The reference answers of a benchmark, where a completion must give several."""
 
     @property
     def text(self) -> str:

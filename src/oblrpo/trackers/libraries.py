@@ -63,7 +63,7 @@ def tensorboard(opening: Opening) -> Tracker:
 
 
 def wandb(opening: Opening) -> Tracker:
-    """A run of Weights & Biases, its files in RUN/wandb.
+    """A run of Weights & Biases, its files in RUN/wandb, beside one that the program has open, which stays as it is.
 
     Online the server reports what it has. Offline every start of the run makes a folder with the complete run, so that
     only the newest need be synced.
@@ -77,7 +77,7 @@ def wandb(opening: Opening) -> Tracker:
     run: Any = library.init(
         dir=str(opening.folder), project=opening.project, name=opening.name, id=opening.identity,
         resume="allow" if mode == "online" else None, mode=mode, config=opening.settings,
-        settings=library.Settings(console="off", silent=True),
+        settings=library.Settings(console="off", silent=True, reinit="create_new"),
     )  # fmt: skip
     return Tracker(
         run.starting_step if run.resumed else 0,
@@ -117,9 +117,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Refuse unknown names, names given twice, and libraries that are not installed."""
     for place, name in enumerate(names):
         if name not in TRACKERS:
-            raise InputError(
-                f"unknown report_to {name!r}; choose of: {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}"
-            )
+            raise InputError(f"unknown report_to {name!r}; known: {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
         if name in names[:place]:
             raise InputError(f"report_to names {name} twice; once is enough.")
         if find_spec(name) is None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from oblrpo import estimators
 from oblrpo.clock import Clock
 from oblrpo.errors import DivergedError, InputError, check_finite
+from oblrpo.estimators.schedule import set_rate
 from oblrpo.memory import give_back
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step import Algorithm1, BaselinePass, Batch, Gradient, Samples, Update
@@ -59,7 +60,7 @@ class Learner:
     train_on: str
     """Which outputs go through the model: `all`, or `exact`, those whose advantages are not 0."""
     ledger: VarianceLedger
-    scheduler: LRScheduler | None
+    scheduler: LambdaLR | None
     """The course of the rate eta_0; None where it is constant."""
     num_iterations: int
     clip_max: float | None
@@ -251,6 +252,9 @@ class Learner:
         try:
             for name, part in self._parts.items():
                 part.load_state_dict(state[name])
+            if (course := self.scheduler) is not None:  # perhaps over more updates than the one that was saved
+                [group], [rate], [at] = self.core.optimizer.param_groups, course.base_lrs, course.lr_lambdas
+                set_rate(group, rate * at(course.last_epoch))
             training(self.core.optimizer)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(

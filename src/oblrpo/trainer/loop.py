@@ -93,9 +93,7 @@ class Trainer:
         if checkpoint:
             state = load_state(checkpoint)
             if state["step"] > config.run.steps:
-                raise InputError(
-                    f"{self.folder.path} is at step {state['step']} already; --steps must be at least that."
-                )
+                raise InputError(f"{self.folder.path} is at step {state['step']} already; --steps must be no fewer.")
             self.done, self.saved, self.tokens = state["step"], state["step"], state["tokens"]
             self.learner.load_state_dict(state, str(self.folder.path))
             self.prompts.load_state_dict(state["prompts"])
@@ -227,7 +225,7 @@ class Trainer:
         """Return what identifies the run, with what it learns from as it is now."""
         if not self.resume:
             return Identity(sources=sources)
-        self.folder.check_resumable(self.config)
+        self.notes += self.folder.check_resumable(self.config)
         begun = self.folder.identity()
         changed = ", ".join(begun.changed(sources))
         if changed and not accept_changed:

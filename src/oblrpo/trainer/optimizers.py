@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from oblrpo.errors import InputError, pip_install
 from oblrpo.settings import OptimConfig
@@ -58,13 +58,13 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     return optimizer
 
 
-def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LambdaLR | None:
     """Return what takes the learning rate through its course of that name, over so many updates; None: constant."""
     if kind == "constant":
         return None
     from transformers import get_scheduler
 
-    scheduler: LRScheduler = get_scheduler(kind, optimizer, 0, updates)
+    scheduler: LambdaLR = get_scheduler(kind, optimizer, 0, updates)
     return scheduler
 
 

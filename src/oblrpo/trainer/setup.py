@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -35,7 +36,12 @@ MOST_COMPLETIONS = 2**24
 
 
 def check(config: TrainConfig) -> None:
-    """Refuse settings that cannot work, before anything is built."""
+    """Refuse settings that cannot work, before anything is built, and one of several processes that share a run."""
+    if (size := os.environ.get("WORLD_SIZE", "")).strip() not in {"", "0", "1"}:
+        raise InputError(
+            f"oblrpo train is one process, and this is one of {size} (WORLD_SIZE, of torchrun or accelerate launch): "
+            "start it without those, or unset WORLD_SIZE. OBLRPOTrainer in TRL and verl take several."
+        )
     _check_sizes(config)
     algorithm = resolve(config.algorithm, config.optim)
     G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
@@ -99,9 +105,7 @@ def _check_scores(config: TrainConfig) -> None:
         if value not in table:
             raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
-        raise InputError(
-            "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
-        )
+        raise InputError("score_norms 'calibrated' needs calibration_steps above 0 and num_generations above 1.")
 
 
 def row_batches(rollout: RolloutConfig) -> MicroBatches:

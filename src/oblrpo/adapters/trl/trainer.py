@@ -24,6 +24,7 @@ from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
+from oblrpo.policy.load import check_values
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards.user import LARGEST
@@ -72,6 +73,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         check_trainer(self)
         if args.use_vllm:
             self._take_over_vllm()
+        check_values(self.model, "the model")
         self._policy = policy_of(self)
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
