@@ -173,11 +173,18 @@ def test_a_policy_that_knows_nothing_writes_short_completions(policy):
     assert (taught[0]["max_completion_length"], taught[1]) == (512, "")
 
 
-def test_prompts_that_are_yet_to_be_generated_have_room_to_be_longer(policy):
+@pytest.mark.parametrize("context", [600, 150, 120])
+def test_prompts_that_are_yet_to_be_generated_have_room_to_be_longer(context):
+    """By as many tokens as the longest that was seen; rows of data are all seen, and leave all but themselves."""
+    tight = make_policy(PolicyConfig(model_args=TINY | {"max_position_embeddings": context}, device="cpu"))
     few = make_task("arithmetic")
-    longest = max(policy.lengths([problem.prompt for problem in (*few.heldout(128), *few.train_batch(1, 64))]))
-    flat, _ = adjusted(policy, few, warm_start_steps=1)
-    assert flat["max_completion_length"] == min(512, 600 - 2 * longest)
+    seen = [problem.prompt for problem in (*few.heldout(128), *few.train_batch(1, 64))]
+    longest = max(tight.lengths(seen))
+    assert 64 < 150 - 2 * longest
+    flat, _ = adjusted(tight, few, warm_start_steps=1)
+    assert flat["max_completion_length"] == max(64, min(512, context - 2 * longest))
+    flat, _ = adjusted(tight, [Problem(prompt, "") for prompt in seen], model="loaded")
+    assert flat["max_completion_length"] == min(512, context - longest)
 
 
 def test_numbers_of_a_recipe_bend_on_data_of_the_users_own(policy):

@@ -90,6 +90,17 @@ def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
     assert rewards.calls[3] == [problem.prompt for problem in task.train_batch(4, 2)]
 
 
+@pytest.mark.parametrize(("differ", "rounds"), [(2, 1), (1, 2)])
+def test_no_more_is_sampled_than_it_takes(tiny_policy, differ, rounds):
+    """A first batch whose prompts all differ is enough; all of the second differ."""
+    task = data_task()
+    order = [problem.prompt for step in (1, 2) for problem in task.train_batch(step, 2)]
+    rewards = Rewards({prompt: [1.0, 0.0, 0.0] for prompt in (*order[:differ], *order[2:])})
+    prompts = Prompts(task, config_of(prompts_per_step=2, dynamic_sampling=9))
+    _, done = prompts.step(learner_for(tiny_policy, rewards, prompts_per_step=2), 1)
+    assert (len(rewards.calls), done.rounds, prompts.batches) == (rounds, rounds, rounds)
+
+
 def test_after_the_last_round_prompts_that_agree_fill_the_step(tiny_policy):
     task = data_task()
     order = [problem.prompt for step in (1, 2) for problem in task.train_batch(step, 2)]
