@@ -151,6 +151,20 @@ def test_a_small_built_in_task_holds_out_what_it_has(policy):
         adjusted(policy, few, eval_prompts=64)
 
 
+def test_a_budget_of_exactly_one_prompt_is_enough(policy):
+    needed = (len("What is 49?") + 64) * 4
+    flat, words = adjusted(policy, problems(50), tokens_per_micro_batch=needed)
+    assert (flat["tokens_per_micro_batch"], "tokens_per_micro_batch" in words) == (needed, False)
+    with pytest.raises(InputError, match=f"set it to at least {needed}"):
+        adjusted(policy, problems(50), tokens_per_micro_batch=needed - 1)
+
+
+def test_prompts_of_the_longest_length_allowed_are_kept(policy):
+    task = DataTask("mine", problems(20))
+    drop_long_prompts(task, policy, len("What is 9?"))
+    assert sorted(problem.prompt for problem in task.given) == [f"What is {n}?" for n in range(10)]
+
+
 def test_completions_are_as_long_as_the_context_leaves(policy):
     rows = [*problems(99), Problem("x" * 400, "")]
     flat, words = adjusted(policy, rows, model="loaded")

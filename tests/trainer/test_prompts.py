@@ -121,6 +121,25 @@ def test_the_order_of_the_task_is_the_default():
     assert prompts.state_dict() == {}
 
 
+@pytest.mark.parametrize(("prompts", "refused"), [(2**20, False), (2**20 + 1, True)])
+def test_a_step_has_as_many_completions_as_are_said_to_be_the_most(prompts, refused):
+    config = config_of(prompts_per_step=prompts)
+    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, num_generations=16))
+    if refused:
+        with pytest.raises(InputError, match="is 16,777,232 completions per step, more than 16,777,216"):
+            check(config)
+    else:
+        check(config)
+
+
+@pytest.mark.parametrize("num_iterations", [1, 3])
+def test_updates_on_a_batch_share_the_way_of_its_step(tiny_policy, num_iterations):
+    """The schedule knows how many there are, and warms up by steps."""
+    settings = {"num_iterations": num_iterations, "warmup_steps": 4}
+    schedule = learner_of(tiny_policy, "oblrpo_shrunk", lr=1e-3, **settings).core.schedule
+    assert (schedule.settings.updates, schedule.warmup) == (num_iterations, 4 * num_iterations)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
