@@ -207,6 +207,12 @@ def test_growth_and_shrinkage_are_bounded_step_by_step():
         run.step(ess_ratio=ess_ratio)
     first = 0.25 * run.taken[0].share
     assert run.rates[1:] == pytest.approx([first / 1.1**n for n in (1, 2)])
+    run = Straight(sgd(0.25), shrinkage=1.1, meant=BEGIN)
+    for mean_length in (1.0, 16.0):  # outputs that are 16 times as long take the same nats at a quarter of the rate
+        run.step(mean_length=mean_length)
+    wanted = 0.25 * run.taken[0].share * math.sqrt(BEGIN / run.kls[0]) / 4
+    assert wanted < 0.25 * run.taken[0].share / 1.1
+    assert run.rates[1] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("most", [1.0, 2.5 * MEANT, MEANT])

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oblrpo.estimators import RATIOS
-from oblrpo.step import Batch
+from oblrpo.estimators import RATIOS, Prior, baseline
+from oblrpo.step import Batch, StepBaseline
 from oblrpo.step.off_policy import ImportanceWeights, clip_metrics, log_ratio
 
 OWN_SC = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]])
@@ -88,3 +88,20 @@ def test_later_updates_compare_the_sampler_with_the_policy_that_drew(ratio, rho,
 def test_the_mean_length_is_of_outputs_that_count():
     sequences = SimpleNamespace(lengths_S=OWN_SC.sum(1))
     assert Batch.of(sequences, REWARDS_PG, VALID_PG).mean_length == pytest.approx((3 + 2 + 4 + 1 + 1) / 5)
+
+
+def test_the_prior_remembers_weights_rho2_w():
+    """As the baseline takes them, which is that of the batch under the prior before it."""
+    generator = torch.Generator().manual_seed(0)
+    rewards_PG, norm2_PG, rho_PG = torch.rand(3, 3, 4, generator=generator, dtype=torch.float64)
+    past, expected = StepBaseline("oblr_shrunk"), Prior()
+    for _ in range(2):
+        begun = past.begin()
+        found_PG = begun.of(rewards_PG, torch.ones(3, 4).bool(), torch.ones(3, 4, 5), norm2_PG, rho_PG)
+        wanted_PG = baseline("oblr_shrunk", rewards_PG, norm2_PG=norm2_PG, rho_PG=rho_PG, prior=expected)
+        torch.testing.assert_close(found_PG, wanted_PG)
+        expected.observe(rewards_PG, rho_PG.square() * norm2_PG)
+        expected.next_step()
+        past.end_step(begun)
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(past.prior.state_dict()[name], value)
