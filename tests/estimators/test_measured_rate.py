@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -737,3 +738,12 @@ def test_the_scale_of_a_batch_whose_noise_is_not_measured_comes_from_its_own_gra
         schedule.confine(lambda before=before: (parameter.detach() - before)[None].double())
     assert got[:2] == pytest.approx([1.0, 1.0])
     assert got[2] == pytest.approx(min(max(size, 3**-0.5), 3**0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize(("high", "over"), [(0.013, False), (0.012, True)])
+def test_a_signal_is_over_where_that_of_the_batch_is_surely_below_a_tenth(high, over):
+    """N SNR, of 8 prompts, and not the SNR of one."""
+    run = Straight(sgd(0.1))
+    run.rule.state.signal_seen = True
+    average = SimpleNamespace(snr_interval=lambda z: (0.0, high), moments=SimpleNamespace(n=8))
+    assert run.rule._is_over(average) == over
