@@ -747,3 +747,11 @@ def test_a_signal_is_over_where_that_of_the_batch_is_surely_below_a_tenth(high, 
     run.rule.state.signal_seen = True
     average = SimpleNamespace(snr_interval=lambda z: (0.0, high), moments=SimpleNamespace(n=8))
     assert run.rule._is_over(average) == over
+
+
+def test_the_smallest_scale_of_a_step_that_was_felt_is_remembered():
+    run, units = Straight(sgd(0.1), meant=MEANT), []
+    for size in (1.0, 0.5, 2.0):
+        run.step(math.sqrt(size) * SLOPE, batch=Moments(2 * size, 8 * size, 4))
+        units.append(run.rule.state.unit)
+    assert run.rule.state.felt_unit == min(units) == units[1] < units[0] < units[2]
