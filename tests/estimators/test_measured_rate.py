@@ -751,7 +751,7 @@ def test_a_signal_is_over_where_that_of_the_batch_is_surely_below_a_tenth(high, 
 
 def test_the_smallest_scale_of_a_step_that_was_felt_is_remembered():
     run, units = Straight(sgd(0.1), meant=MEANT), []
-    for size in (1.0, 0.5, 2.0):
+    for size in (1.0, 0.5, 2.0, 2.0):  # the scale is what the batches before it predict
         run.step(math.sqrt(size) * SLOPE, batch=Moments(2 * size, 8 * size, 4))
         units.append(run.rule.state.unit)
-    assert run.rule.state.felt_unit == min(units) == units[1] < units[0] < units[2]
+    assert run.rule.state.felt_unit == min(units) == units[2] < units[0] < units[3]
