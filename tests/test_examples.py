@@ -59,7 +59,10 @@ SPEC_ONE.loader.exec_module(one_file)
 
 
 def test_one_file_makes_the_trainers_updates(tiny_policy):
-    """The same samples move the same weights to the same place, in float64, over steps of the measured rate."""
+    """The same samples move the same weights to the same place, in float64, over steps of the measured rate.
+
+    In the third every reward is 1: nothing moves there, and nothing is remembered.
+    """
     tiny_policy.model.double()
     model = copy.deepcopy(tiny_policy.model)
     learner = learner_of(tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-3)
@@ -69,7 +72,8 @@ def test_one_file_makes_the_trainers_updates(tiny_policy):
         torch.manual_seed(step)
         rollouts = TransformersSampler(tiny_policy).sample(["a", "bc", "d=", "ab>c"], 4, 6, 1.0)
         rewards_PG = torch.rand(4, 4, dtype=torch.float64) * (torch.rand(4, 4) > 0.5)
-        (update,) = learner.learn(samples_of(rollouts, rewards_PG), step).updates
+        rewards_PG = torch.ones_like(rewards_PG) if step == 3 else rewards_PG
+        updates = learner.learn(samples_of(rollouts, rewards_PG), step).updates
         sequences = rollouts.sequences
         rows = [
             [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
@@ -80,8 +84,11 @@ def test_one_file_makes_the_trainers_updates(tiny_policy):
         ]
         ids_ST, own_ST = one_file.rows(*rows)
         metrics = mine.step(ids_ST.clamp(max=tiny_policy.vocabulary - 1), own_ST.double(), rewards_PG)
-        assert metrics["learning_rate"] == pytest.approx(update.learning_rate, rel=1e-6)
-        assert metrics["step_kl"] == pytest.approx(update.kl, rel=1e-6)
+        if step == 3:
+            assert (updates, metrics) == ([], {"learning_rate": 0.0})
+        else:
+            assert metrics["learning_rate"] == pytest.approx(updates[0].learning_rate, rel=1e-6)
+            assert metrics["step_kl"] == pytest.approx(updates[0].kl, rel=1e-6)
         moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - begun
         theirs = torch.cat([p.detach().flatten() for p in tiny_policy.model.parameters()]) - begun
         torch.testing.assert_close(moved, theirs, rtol=1e-6, atol=1e-9)

@@ -9,7 +9,7 @@ import pytest
 from oblrpo.checksums import SUMS, damage, write_sums
 from oblrpo.diagnosis import Facts
 from oblrpo.report.console import summary
-from oblrpo.runs.rows import kept_and_damaged
+from oblrpo.runs.rows import NEEDED, kept_and_damaged
 from oblrpo.trainer.monitors import Monitors
 from tests.cli.conftest import complained, metrics_of, weights_of
 
@@ -167,7 +167,7 @@ def changed_lines(lines):
     yield "doubled", [line for line in lines for _ in range(2)], len(lines)
     yield "reversed", lines[::-1], len(lines) - 1
     yield "swapped", [lines[0], lines[2], lines[1], *lines[3:]], 1
-    for key in ("reward", "learning_rate", "step_time", "completions/masked_ratio", "critical_batch_size"):
+    for key in NEEDED:
         yield f"no {key}", [*lines[:2], json.dumps({name: row[name] for name in row if name != key}), *lines[3:]], 1
     for value in ("text", True, [1.0], {}, float("inf")):
         yield f"reward {value!r}", [*lines[:2], json.dumps(row | {"reward": value}), *lines[3:]], 1
@@ -199,10 +199,30 @@ def test_whatever_is_kept_can_be_read_again(run, measured_rate):
         for row in (less, full | {key: None}, full | {key: 0}, full | {key: "x"}, full | {key: -(10**300)}):
             kept, damaged = kept_and_damaged([json.dumps(each).encode() for each in [*rows[:4], row]], 4)
             assert len(kept) + len(damaged) == 5
+            assert row is not less or bool(damaged) == (key in NEEDED)
             monitors = Monitors(Facts(measured_rate=measured_rate))
             for each in [*kept, *[each | {"step": 5} for each in kept[4:] * 12]]:
                 monitors.observe(each)
             assert "everything is in" in summary(kept, "run", Facts(prompts=4))
+
+
+@pytest.mark.page
+def test_steps_that_lack_any_other_metric_are_kept_and_drawn(run, oblrpo):
+    """As those of a version that did not log it yet, whatever the table says of it now."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    row = rows[4] | rows[1]  # which has a ledger
+    others = [key for key in row if key not in {"step", *NEEDED}]
+    assert len(others) > 50
+    lacking = [
+        {name: value for name, value in row.items() if name != key} | {"step": n} for n, key in enumerate(others, 1)
+    ]
+    bare = {"step": len(others) + 1} | {key: row[key] for key in NEEDED}
+    rows = [rows[0], *lacking, bare]
+    kept, damaged = kept_and_damaged([json.dumps(each).encode() for each in rows], len(rows))
+    assert (kept, damaged) == (rows, [])
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert oblrpo("report", run)[0] == 0
+    assert "Learning rate</b>" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("lost", [5, 2])

@@ -10,7 +10,7 @@ import pytest
 
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import read_spec
-from oblrpo.runs.rows import NUMBERS, THERE
+from oblrpo.runs.rows import NEEDED
 from oblrpo.settings import yaml_text
 from tests.cli.conftest import DENSE_REWARD, SMALL, dense_reward, oblrpo
 
@@ -68,7 +68,7 @@ def pretend(run, accuracies, every=1, reward=lambda step: 0.01 * step, **more):
     for step in range(run.config.run.steps + 1 if len(accuracies) > 1 else 1):
         row = {"step": step}
         if step:
-            row |= dict.fromkeys((*NUMBERS, *THERE), 0.1) | {"reward": reward(step), "step_time": 0.5} | more
+            row |= dict.fromkeys(NEEDED, 0.1) | {"reward": reward(step), "step_time": 0.5} | more
         if step % every == 0 and step // every < len(accuracies):
             row |= {"eval/accuracy": accuracies[step // every], "eval/accuracy_stderr": 0.01}
         run.folder.write_metrics(row)

@@ -70,6 +70,17 @@ def test_a_reward_that_stands_still_has_stalled_and_one_that_rises_has_not():
     assert not course_of(0.4 + noise[:15], "reward").stalled_since(0)  # too early to say
 
 
+@pytest.mark.parametrize("since", [0, 20])
+def test_a_standstill_takes_the_two_windows_that_its_means_are_taken_over(since):
+    """The newest begins a window after the middle of the time since the step, before which the other one ends."""
+    course, stalled = Course(), []
+    for step in range(1, 80):
+        course.add({"step": step, "reward": 0.5 + 0.1 * (-1) ** step})
+        stalled += [step] * course.stalled_since(since)
+    first = next(n for n in range(80) if n - WINDOW + 1 >= (since + n) // 2 + WINDOW)
+    assert stalled == list(range(first, 80))
+
+
 def test_the_newest_window_beyond_a_factor():
     course = course_of([8.0] * 10 + [4.0] * 10 + [1.0] * 20)
     assert course.last_beyond("x", course.now("x"), 4.0).last == 20

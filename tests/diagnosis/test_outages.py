@@ -179,12 +179,18 @@ TOP = [AGREE | {"reward": 1.0, "entropy": 0.01, "completions/clipped_ratio": 0.0
         ([], None, False),
         ([], 0.5, False),
         ([], 1.0, True),
+        # Within two standard errors of .9 after a jump, and of .1 + .9 / 4 where rewards came to it by steps.
+        (RISE[:10], (0.85, 0.03), True),
+        (RISE[:10], (0.85, 0.02), False),
+        (RISE, (0.30, 0.02), True),
+        (RISE, (0.30, 0.01), False),
         ([{"reward": 0.3}, {"reward": 0.6}, {"reward": 0.9}], None, True),
     ],
 )
 def test_a_task_that_is_solved_is_no_illness(before, accuracy, is_solved):
     rows = [row | {"eval/accuracy": 0.1} if n == 0 else row for n, row in enumerate(before)]
-    rows += [TOP[0] | ({} if accuracy is None else {"eval/accuracy": accuracy}), *TOP]
+    value, stderr = accuracy if isinstance(accuracy, tuple) else (accuracy, None)
+    rows += [TOP[0] | {"eval/accuracy": value, "eval/accuracy_stderr": stderr}, *TOP]
     found = diagnose([row | {"step": step} for step, row in enumerate(rows, start=1)])
     assert [finding.name for finding in found.findings] == ([] if is_solved else ["same reward"])
     since = f"since step {len(before) + 1}"

@@ -177,9 +177,9 @@ def test_scales_that_change_by_the_same_factor_are_foreseen():
     """All batches weigh alike, the newest too; fewer than five say nothing of a scale."""
     for factor in (0.25, 4.0):
         sizes = [factor**t for t in range(9)]
-        assert [size * weight for size, weight in zip(sizes, _weights(sizes, 0.9), strict=True)] == pytest.approx(
-            [1] * 9
-        )
+        for count in (5, 9):
+            weights = _weights(sizes[:count], 0.9)
+            assert [size * weight for size, weight in zip(sizes, weights, strict=False)] == pytest.approx([1] * count)
     assert _weights([1.0, 4.0, 16.0, 64.0], 0.9) == [1.0] * 4
 
 
@@ -319,10 +319,14 @@ def test_before_the_first_gradient_there_is_neither_signal_nor_noise():
     assert average.moments.n_snr == 2.0
 
 
+@pytest.mark.parametrize("rise", [0.2, -0.2])
 @pytest.mark.parametrize(("decay", "shorter"), [(0.6, 0.5), (0.9, 0.75)])
-def test_the_interval_reaches_as_far_as_the_ratio_has_moved(decay, shorter):
-    """A rising ratio: what S lies above R T in the next shorter average, it may again in as many steps."""
-    average, signals = MomentAverage(decay), [10 + 0.2 * step + 2 * (-1, 1, 1, -1)[step % 4] for step in range(10)]
+def test_the_interval_reaches_as_far_as_the_ratio_has_moved(decay, shorter, rise):
+    """A ratio that moves: what S lies above R T in the next shorter average, it may again in as many steps.
+
+    On the side that it moves to, and at as many of its errors as of the margin's.
+    """
+    average, signals = MomentAverage(decay), [20 + rise * step + 2 * (-1, 1, 1, -1)[step % 4] for step in range(10)]
     for signal2 in signals:
         average.add(Moments(signal2, 40.0, 4))
     weights = torch.tensor(_weights([signal2 + 40 for signal2 in signals], decay), dtype=torch.float64)
@@ -336,7 +340,33 @@ def test_the_interval_reaches_as_far_as_the_ratio_has_moved(decay, shorter):
     assert average.moments.snr == pytest.approx(ratio)
     younger = decay / (1 - decay) - shorter / (1 - shorter)
     drift = mean(S - ratio * T, shorter) / mean(T, decay) / younger * decay / (1 - decay)
-    low, high = average.snr_interval(1.96)
-    low *= 1 - math.log(math.erfc(1.96 / math.sqrt(2))) * average._taken.rare
-    assert drift > 0
-    assert high - ratio == pytest.approx(ratio - low + drift)
+    assert (drift < 0) == (rise < 0 and decay == 0.9)  # the last four steps of the shorter memory rise in any case
+    n, error = average._taken.batches, average._taken.error
+    for z in (1.96, 0.5):
+        low, high = average.snr_interval(z)
+        low *= 1 - math.log(math.erfc(z / math.sqrt(2))) * average._taken.rare
+        margin, moved = _student(z, n - 1) * error, drift * z / 1.96
+        assert (low, high) == pytest.approx((ratio - margin + min(moved, 0), ratio + margin + max(moved, 0)))
+        assert low > 0
+
+
+@pytest.mark.parametrize(
+    ("z", "df", "t"),
+    [(1.0, 4, 1.141627), (1.0, 5, 1.110507), (1.0, 10, 1.052562), (1.959964, 30, 2.042272)],
+)
+def test_student_s_t_is_that_of_the_tables(z, df, t):
+    """What the expansion leaves is below 0.03 / df^4 at one error, and 1.7 / df^4 at two."""
+    assert _student(z, df) == pytest.approx(t, abs=(0.03 if z == 1 else 1.7) / df**4 + 1e-6)
+
+
+def test_the_scale_of_a_batch_of_which_the_norm_alone_is_known():
+    """||g||^2 is S + T / N in the mean: a batch of three times that has three times the scale."""
+    average = MomentAverage(0.9)
+    assert average.scale_of(1.0) == 0
+    for signal2, trace_cov in ((1.0, 8.0), (3.0, 24.0)):
+        average.add(Moments(signal2, trace_cov, 4))
+    moments = average.moments
+    assert average.scale == 27
+    mean = moments.signal2 + moments.trace_cov / 4
+    assert average.scale_of(3 * mean) == pytest.approx(3 * (moments.signal2 + moments.trace_cov))
+    assert average.scale_of(0.0) == 27  # nothing is known of it

@@ -122,6 +122,11 @@ def by_hand(name, inputs, valid_PG):
     return {(p, own.place): FORMULAS[name](groups, p, own) for p, group in enumerate(groups) for own in group}
 
 
+def test_every_baseline_has_a_formula_in_plain_python():
+    """A new one needs its formula in `FORMULAS`, or a test of its own as `otb` has, which is token by token."""
+    assert set(BASELINES) - set(FORMULAS) == {"otb"}
+
+
 @pytest.mark.parametrize("prompts", [1, 2, 4])
 @pytest.mark.parametrize("valid_PG", [FULL_PG, MASKED_PG], ids=["full", "masked"])
 @pytest.mark.parametrize("name", FORMULAS)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -207,6 +208,12 @@ def test_growth_and_shrinkage_are_bounded_step_by_step():
         run.step(ess_ratio=ess_ratio)
     first = 0.25 * run.taken[0].share
     assert run.rates[1:] == pytest.approx([first / 1.1**n for n in (1, 2)])
+    run = Straight(sgd(0.25), shrinkage=1.1, meant=BEGIN)
+    for mean_length in (1.0, 16.0):  # outputs that are 16 times as long take the same nats at a quarter of the rate
+        run.step(mean_length=mean_length)
+    wanted = 0.25 * run.taken[0].share * math.sqrt(BEGIN / run.kls[0]) / 4
+    assert wanted < 0.25 * run.taken[0].share / 1.1
+    assert run.rates[1] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("most", [1.0, 2.5 * MEANT, MEANT])
@@ -731,3 +738,20 @@ def test_the_scale_of_a_batch_whose_noise_is_not_measured_comes_from_its_own_gra
         schedule.confine(lambda before=before: (parameter.detach() - before)[None].double())
     assert got[:2] == pytest.approx([1.0, 1.0])
     assert got[2] == pytest.approx(min(max(size, 3**-0.5), 3**0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize(("high", "over"), [(0.013, False), (0.012, True)])
+def test_a_signal_is_over_where_that_of_the_batch_is_surely_below_a_tenth(high, over):
+    """N SNR, of 8 prompts, and not the SNR of one."""
+    run = Straight(sgd(0.1))
+    run.rule.state.signal_seen = True
+    average = SimpleNamespace(snr_interval=lambda z: (0.0, high), moments=SimpleNamespace(n=8))
+    assert run.rule._is_over(average) == over
+
+
+def test_the_smallest_scale_of_a_step_that_was_felt_is_remembered():
+    run, units = Straight(sgd(0.1), meant=MEANT), []
+    for size in (1.0, 0.5, 2.0, 2.0):  # the scale is what the batches before it predict
+        run.step(math.sqrt(size) * SLOPE, batch=Moments(2 * size, 8 * size, 4))
+        units.append(run.rule.state.unit)
+    assert run.rule.state.felt_unit == min(units) == units[2] < units[0] < units[3]

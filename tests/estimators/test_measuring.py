@@ -3,13 +3,14 @@
 import copy
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from oblrpo.estimators import Moments, SNRSchedule
-from oblrpo.estimators.measuring import mean_square
+from oblrpo.estimators.measuring import AIM, EVERY, LINEAR, NEAR, GaugeState, _Lengths, mean_square
 
 BATCH = Moments(signal2=0.0, trace_cov=8.0, n=4)
 NOISE = 0.012
@@ -48,6 +49,51 @@ class Rounded:
 def rates(*given, steps=200, **more):
     run = Rounded(*given, **more)
     return torch.tensor([run.step()[0] for _ in range(steps)], dtype=torch.float64)
+
+
+class Exact(_Lengths):
+    """An update that moves four tokens by k sqrt(a), up and down, and rounding across it of the mean square `floor`."""
+
+    def __init__(self, a, floor, state):
+        self.a, self.floor, self.gauge, self.taken = a, floor, SimpleNamespace(state=state), []
+
+    def _at(self, length):
+        self.taken.append(length)
+        moved, rounded = torch.tensor([[1.0, -1, 1, -1], [1, 1, -1, -1]], dtype=torch.float64)
+        return (length * math.sqrt(self.a) * moved + math.sqrt(self.floor) * rounded)[None]
+
+
+@pytest.mark.parametrize(("k", "taken"), [(1.0, 10.0), (10.0, 10.0), (30.0, 30.0)])
+def test_the_floor_is_what_two_lengths_leave(k, taken):
+    """Of a mean square a k^2 + f at k and k / 10, once k stands out from its tenth: (100 tenth - size) / 99 is f."""
+    a, floor = 1e-3, 4e-3
+    lengths = Exact(a, floor, GaugeState())
+    assert a + floor < AIM / NEAR < a * 900 + floor < LINEAR
+    found, change, found_floor = lengths._with_floor(k, lengths._at(k))
+    assert (found, mean_square(change)) == pytest.approx((taken, a * taken**2 + floor))
+    assert found_floor == pytest.approx(floor, rel=1e-9)
+
+
+@pytest.mark.parametrize("floor", [0.0, 1e-3, 4e-3, 2e-2])
+def test_the_kl_is_that_of_the_update_without_rounding(floor):
+    """Four tokens of a change c have the KL 4 c^2 / 2, at whatever rate, once reach and floor are known."""
+    a, state = 1e-6, GaugeState(reach=1e-3, floor=floor, measured=1)
+    for used in (1.0, 1.0, 2.0):
+        assert Exact(a * used**2, floor, state).kl(used) == pytest.approx(2 * a * used**2, rel=1e-3)
+        assert (state.reach, state.floor) == pytest.approx((math.sqrt(a), floor), rel=1e-6, abs=1e-9)
+
+
+def test_a_second_length_is_taken_every_so_many_updates_and_where_rounding_is_most_of_what_is_seen():
+    a, floor, state, counts = 1e-6, 2e-2, GaugeState(), []
+    for _ in range(2 * EVERY + 1):
+        lengths = Exact(a, floor, state)
+        lengths.kl(1.0)
+        counts.append(len(lengths.taken))
+    assert [number for number, count in enumerate(counts) if count > 1] == [0, EVERY, 2 * EVERY]
+    slower = Exact(a / 10_000, floor, state)  # it is far above AIM / NEAR, by rounding
+    slower.kl(1.0)
+    assert len(slower.taken) > 1
+    assert state.reach == pytest.approx(math.sqrt(a) / 100, rel=1e-6)
 
 
 @pytest.mark.parametrize("length", [100, 2000])

@@ -122,6 +122,7 @@ def test_kappa_compares_the_better_rewarded_with_the_others():
     norm2 = torch.tensor([1.0, 3.0, 6.0, 2.0])
     assert estimators.kappa(norm2, torch.tensor([0.0, 1.0, 1.0, 0.0])) == pytest.approx(4.5 / 1.5)
     assert math.isnan(estimators.kappa(norm2, torch.ones(4)))
+    assert estimators.kappa(norm2, torch.tensor([0.5, 0.0, 1.0, 0.0])) == 6.0 / 2.0  # halfway is not above it
 
 
 def test_one_prompt_with_a_gradient_shows_no_signal():
@@ -130,6 +131,13 @@ def test_one_prompt_with_a_gradient_shows_no_signal():
     m = estimators.moments(norms, 0.59 / 16 * (1 + 1e-7))
     assert m.signal2 == 0
     assert m.critical_batch_size == math.inf
+
+
+@pytest.mark.parametrize(("signal2", "found"), [(0.5e-6, 0.0), (2e-6, 2e-6), (-0.5e-6, 0.0), (-2e-6, -2e-6)])
+def test_a_signal_below_a_millionth_of_the_norms_of_prompts_is_none(signal2, found):
+    """Not of that of their mean, which is a thousandth of it here: N ||g||^2 = 1 + (N - 1) S."""
+    m = estimators.moments(torch.ones(1000), (1 + 999 * signal2) / 1000)
+    assert m.signal2 == pytest.approx(found, rel=1e-6, abs=0)
 
 
 def test_squared_norm():

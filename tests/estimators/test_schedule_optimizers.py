@@ -165,3 +165,14 @@ def test_clipping_is_not_seen_by_the_moments_but_by_auto_it_is():
     schedule.confine(lambda: quadratic(parameter.detach() - 1))
     schedule.step(BATCH)
     assert schedule.rule.state.root_kappa**2 == pytest.approx(0.1**2 / 2)
+
+
+def test_a_rate_that_somebody_else_sets_in_between_stays():
+    """Only what was set here is put back; the other group's rate was."""
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))]} for _ in range(2)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    schedule = SNRSchedule(optimizer)
+    schedule.step(Moments(signal2=1.0, trace_cov=24.0, n=8))
+    optimizer.param_groups[0]["lr"] = 0.5
+    schedule.restore()
+    assert schedule.learning_rates == [0.5, 0.1]

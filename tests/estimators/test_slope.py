@@ -1,5 +1,6 @@
 """The length of steps, on objectives whose best step is known."""
 
+import math
 from dataclasses import asdict
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from oblrpo.estimators import SNRSchedule
 from oblrpo.estimators.moments import inner, moments
-from oblrpo.estimators.slope import FIRST, LEAST, Slope
+from oblrpo.estimators.slope import FIRST, LEAST, MEMORY, OUTLIER, Slope
 
 
 def lengths(slope, curvature, P=16, steps=2000, seed=0, unit=1.0, outliers=()):
@@ -148,3 +149,14 @@ def test_inner_products_are_summed_in_float64():
     x, y = torch.randn(3, 5).bfloat16(), torch.randn(3, 5)
     assert inner([(x, y), (y, y)]) == pytest.approx(float((x.double() * y.double()).sum() + (y.double() ** 2).sum()))
     assert inner([]) == 0.0
+
+
+def test_what_two_slopes_say_alike_does_not_bound_the_third_and_bounds_the_fourth():
+    """At four times their root mean square of a prompt; the sums forget by exp(-1 / 40) a batch of 8 prompts."""
+    found, keep = Slope(), math.exp(-8 / MEMORY)
+    for slope in (1.0, 1.0, 9.0):
+        found.observe(slope, 0.1, 8)
+    assert found.gain == pytest.approx(8 * (keep**2 + keep + 9))
+    bound = OUTLIER * max(found.noise / math.sqrt(8), found.gain / found.prompts)
+    found.observe(1e6, 0.1, 8)
+    assert found.gain == pytest.approx(8 * (keep * (keep**2 + keep + 9) + bound))

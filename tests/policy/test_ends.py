@@ -60,8 +60,20 @@ USER = [{"role": "user", "content": "2+2"}]
         ("<|eom|>", TURN.replace("<|eot|>", ""), (256, 258), "<|eom|>", "<|eom|>"),
         ("<|eom|>", TURN.replace("m.content", "m.content | upper"), ENDS, "<|eom|>", "<|eom|>"),
         ("<|eom|>", "{{ raise_exception('no') if messages | length > 1 }}" + TURN, (258, 259), "<|eom|>", "<|eom|>"),
+        (None, TURN, (258, 256), "<|eom|>", "<|eot|>"),
+        (None, TURN.replace("<|eot|>", ""), (258, 256), "<|eom|>", "<|eom|>"),
     ],
-    ids=["instruct", "base", "other turns", "tokenizer's alone", "no end of turns", "another text", "refused"],
+    ids=[
+        "instruct",
+        "base",
+        "other turns",
+        "tokenizer's alone",
+        "no end of turns",
+        "another text",
+        "refused",
+        "the model's first",
+        "the model's first, no end of turns",
+    ],
 )
 def test_what_is_learned_ends_as_the_tokenizer_or_the_chat_template_ends_it(chatty, end, template, ends, text, chat):
     policy = chatty(llama3(end, template), ends)

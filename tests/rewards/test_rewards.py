@@ -266,6 +266,8 @@ def python_rewards(function, on_error="raise"):
         ),
         (lambda completions, **_: {0: 1.0, 1: 2.0}, "'python:f' returned a dict, not a list of numbers"),
         (lambda completions, **_: "12", "'python:f' returned a str, not a list of numbers"),
+        (lambda completions, **_: {1.0, 2.0}, "'python:f' returned a set, not a list of numbers"),  # in no order
+        (lambda completions, **_: {1.0: 0, 2.0: 0}.keys(), "'python:f' returned a dict_keys, not a list of numbers"),
         (lambda completions, level, **_: [1.0, 1.0], "'level'; it can be given answer, prompts, completions"),
     ],
 )

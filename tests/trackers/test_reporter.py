@@ -9,7 +9,7 @@ import pytest
 
 from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
-from oblrpo.runs.rows import NUMBERS, THERE
+from oblrpo.runs.rows import NEEDED
 from oblrpo.trackers import Reporter, check_trackers
 from oblrpo.trackers import reporter as reporting
 from oblrpo.trackers.libraries import TRACKERS
@@ -47,7 +47,7 @@ def leg(folder, steps, warn=print, names=("fake",), stop=None):
     """One start of the run: writes and sends each step, as the trainer does."""
     with Reporter(names, folder, SETTINGS, warn) as reporter:
         for step in steps:
-            reporter.log(folder.write_metrics({"step": step} | dict.fromkeys((*NUMBERS, *THERE), 0.5)))
+            reporter.log(folder.write_metrics({"step": step} | dict.fromkeys(NEEDED, 0.5)))
         if stop:
             raise stop
     return getattr(Fake, "latest", None)
@@ -107,7 +107,7 @@ def test_a_library_that_hangs_ends_the_program_or_has_no_words_is_given_up(folde
     monkeypatch.setattr(Fake, where, does)
     with Reporter(["fake"], folder, SETTINGS, told.append) as reporter:
         for step in range(3):
-            reporter.log(folder.write_metrics({"step": step} | dict.fromkeys((*NUMBERS, *THERE), 0.5)))
+            reporter.log(folder.write_metrics({"step": step} | dict.fromkeys(NEEDED, 0.5)))
     assert len(told) == 1
     assert words in told[0]
     assert ("failed at step 0" if where == "log" else "did not close") in told[0]

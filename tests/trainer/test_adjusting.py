@@ -151,6 +151,20 @@ def test_a_small_built_in_task_holds_out_what_it_has(policy):
         adjusted(policy, few, eval_prompts=64)
 
 
+def test_a_budget_of_exactly_one_prompt_is_enough(policy):
+    needed = (len("What is 49?") + 64) * 4
+    flat, words = adjusted(policy, problems(50), tokens_per_micro_batch=needed)
+    assert (flat["tokens_per_micro_batch"], "tokens_per_micro_batch" in words) == (needed, False)
+    with pytest.raises(InputError, match=f"set it to at least {needed}"):
+        adjusted(policy, problems(50), tokens_per_micro_batch=needed - 1)
+
+
+def test_prompts_of_the_longest_length_allowed_are_kept(policy):
+    task = DataTask("mine", problems(20))
+    drop_long_prompts(task, policy, len("What is 9?"))
+    assert sorted(problem.prompt for problem in task.given) == [f"What is {n}?" for n in range(10)]
+
+
 def test_completions_are_as_long_as_the_context_leaves(policy):
     rows = [*problems(99), Problem("x" * 400, "")]
     flat, words = adjusted(policy, rows, model="loaded")
@@ -173,11 +187,18 @@ def test_a_policy_that_knows_nothing_writes_short_completions(policy):
     assert (taught[0]["max_completion_length"], taught[1]) == (512, "")
 
 
-def test_prompts_that_are_yet_to_be_generated_have_room_to_be_longer(policy):
+@pytest.mark.parametrize("context", [600, 150, 120])
+def test_prompts_that_are_yet_to_be_generated_have_room_to_be_longer(context):
+    """By as many tokens as the longest that was seen; rows of data are all seen, and leave all but themselves."""
+    tight = make_policy(PolicyConfig(model_args=TINY | {"max_position_embeddings": context}, device="cpu"))
     few = make_task("arithmetic")
-    longest = max(policy.lengths([problem.prompt for problem in (*few.heldout(128), *few.train_batch(1, 64))]))
-    flat, _ = adjusted(policy, few, warm_start_steps=1)
-    assert flat["max_completion_length"] == min(512, 600 - 2 * longest)
+    seen = [problem.prompt for problem in (*few.heldout(128), *few.train_batch(1, 64))]
+    longest = max(tight.lengths(seen))
+    assert 150 - 2 * longest > 64
+    flat, _ = adjusted(tight, few, warm_start_steps=1)
+    assert flat["max_completion_length"] == max(64, min(512, context - 2 * longest))
+    flat, _ = adjusted(tight, [Problem(prompt, "") for prompt in seen], model="loaded")
+    assert flat["max_completion_length"] == min(512, context - longest)
 
 
 def test_numbers_of_a_recipe_bend_on_data_of_the_users_own(policy):

@@ -5,9 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from oblrpo.errors import InputError
 from oblrpo.estimators.ledger import Ledger, LedgerEntry
+from oblrpo.intervals import Mean
 from oblrpo.settings import TrainConfig
-from oblrpo.trainer.look import Looks, _Batch, _summed_up
+from oblrpo.trainer import look as looking
+from oblrpo.trainer.look import BATCHES, FIRST_STEP, Looks, _Batch, _summed_up, look
+from tests.cli.conftest import _place_of_whole, dense_reward, oblrpo, run, whole
+
+__all__ = ["_place_of_whole", "dense_reward", "oblrpo", "run", "whole"]
 
 
 def entry(variance, signal2):
@@ -73,3 +79,43 @@ def test_fewer_checkpoints_than_requested_are_reported_in_a_line():
     nothing = Looks((seen_at(30, (-1.0, -3.0)), seen_at(20, (-1.0, -3.0))), 2)
     assert nothing.plain()["mean_critical_batch_size"] is None
     assert "mean        N SNR 0 (0 to 0); no signal is above the noise" in str(nothing)
+
+
+def test_every_policy_has_prompts_of_its_own_and_a_batch_may_be_as_large_as_is_said(run, monkeypatch):
+    """Those of shared prompts would err together, and the interval of their mean would be too narrow."""
+    asked = []
+
+    class Watched:
+        def __init__(self, task):
+            self.task = task
+
+        def __getattr__(self, name):
+            return getattr(self.task, name)
+
+        def train_batch(self, step, count):
+            asked.append((step, count))
+            return self.task.train_batch(step, count)
+
+    made = looking.task_of
+    monkeypatch.setattr(looking, "task_of", lambda config: Watched(made(config)))
+    monkeypatch.setattr(looking, "MOST", 2 * 3)  # completions, of which a prompt has three
+    assert len(look(run, prompts=2, checkpoints=2).policies) == 2
+    assert asked == [(FIRST_STEP + number, 2) for number in range(2 * BATCHES)]
+    with pytest.raises(InputError, match="--prompts is 3; a look at this run takes at most 2, each with 3 completions"):
+        look(run, prompts=3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "words"),
+    [
+        (Mean(0.95, 0.02, 4), "a good proxy"),
+        (Mean(0.95, 0.08, 4), "perhaps a good proxy"),
+        (Mean(0.85, 0.08, 4), "perhaps a good proxy"),
+        (Mean(0.85, 0.02, 4), "a poor proxy"),
+        (Mean(0.95, None, 1), "in one batch only, too few to say"),
+    ],
+)
+def test_a_proxy_is_good_or_poor_where_its_whole_interval_is(mean, words):
+    seen = str(replace(seen_at(7, (1.0, 3.0)), length=mean))
+    assert words in next(line for line in seen.splitlines() if line.startswith("  length "))
+    assert ("perhaps" in seen) == ("perhaps" in words)

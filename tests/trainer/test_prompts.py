@@ -90,6 +90,17 @@ def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
     assert rewards.calls[3] == [problem.prompt for problem in task.train_batch(4, 2)]
 
 
+@pytest.mark.parametrize(("differ", "rounds"), [(2, 1), (1, 2)])
+def test_no_more_is_sampled_than_it_takes(tiny_policy, differ, rounds):
+    """A first batch whose prompts all differ is enough; all of the second differ."""
+    task = data_task()
+    order = [problem.prompt for step in (1, 2) for problem in task.train_batch(step, 2)]
+    rewards = Rewards({prompt: [1.0, 0.0, 0.0] for prompt in (*order[:differ], *order[2:])})
+    prompts = Prompts(task, config_of(prompts_per_step=2, dynamic_sampling=9))
+    _, done = prompts.step(learner_for(tiny_policy, rewards, prompts_per_step=2), 1)
+    assert (len(rewards.calls), done.rounds, prompts.batches) == (rounds, rounds, rounds)
+
+
 def test_after_the_last_round_prompts_that_agree_fill_the_step(tiny_policy):
     task = data_task()
     order = [problem.prompt for step in (1, 2) for problem in task.train_batch(step, 2)]
@@ -108,6 +119,25 @@ def test_the_order_of_the_task_is_the_default():
     assert steps == [(problems, 3)]
     assert problems == task.train_batch(3, 2)
     assert prompts.state_dict() == {}
+
+
+@pytest.mark.parametrize(("prompts", "refused"), [(2**20, False), (2**20 + 1, True)])
+def test_a_step_has_as_many_completions_as_are_said_to_be_the_most(prompts, refused):
+    config = config_of(prompts_per_step=prompts)
+    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, num_generations=16))
+    if refused:
+        with pytest.raises(InputError, match="is 16,777,232 completions per step, more than 16,777,216"):
+            check(config)
+    else:
+        check(config)
+
+
+@pytest.mark.parametrize("num_iterations", [1, 3])
+def test_updates_on_a_batch_share_the_way_of_its_step(tiny_policy, num_iterations):
+    """The schedule knows how many there are, and warms up by steps."""
+    settings = {"num_iterations": num_iterations, "warmup_steps": 4}
+    schedule = learner_of(tiny_policy, "oblrpo_shrunk", lr=1e-3, **settings).core.schedule
+    assert (schedule.settings.updates, schedule.warmup) == (num_iterations, 4 * num_iterations)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_a_look_is_taken_at_prompts_with_two_outputs_that_count(tiny_policy, rol
     own2 = float(weight_P @ own_norm2_by_hand(scores_of(tiny_policy, rollouts), REWARDS, MASKED))
     expected = estimators.moments(gradient.group_norm2_P, gradient.norm2).of_rows(own2, P)
     assert gradient.moments.spared == pytest.approx(expected.spared, rel=1e-4)
+    assert gradient.trained_share == 1  # those without a reward went through the model, too
 
 
 @pytest.mark.parametrize("looked_at", [16, 2, 0.5])

@@ -1,5 +1,7 @@
 """Supervised learning: the loss is that of completions alone, and blocks change nothing but memory."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -7,6 +9,10 @@ from torch.nn.functional import cross_entropy
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.policy import tokens_of
 from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.settings import TrainConfig
+from oblrpo.settings.train import WarmStartConfig
+from oblrpo.tasks import DataTask, Problem
+from oblrpo.trainer.demonstrations import Demonstration, demonstrations_of
 from oblrpo.trainer.warm_start import accumulate_loss, warm_start
 
 PROMPTS = ["ab=", "a long prompt=", "c=", "xy", "z="]
@@ -67,13 +73,12 @@ def test_the_rate_rises_and_falls(tiny_policy, monkeypatch):
         return step(self, *arguments, **more)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    for steps in (4, 200):
+    for steps in (4, 50, 200):
         rates.clear()
         warm_start(tiny_policy, lambda step: (["a"], ["b"]), steps, 1e-4)
-        assert len(rates) == steps
-        assert max(rates) == pytest.approx(1e-4, rel=0.03)
-        assert rates[-1] < rates[steps // 2]
-        assert (rates[0] < 1e-5) == (steps == 200)
+        rise = {4: 1, 50: 5, 200: 20}[steps]  # a tenth of the steps, and 20 at the most
+        cosine = [(1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)]
+        assert rates == pytest.approx([1e-4 * min(1, (step + 1) / rise) * cosine[step] for step in range(steps)])
 
 
 def test_the_gradient_of_a_step_is_clipped_to_norm_1(tiny_policy, monkeypatch):
@@ -99,3 +104,21 @@ def test_a_loss_without_a_value_ends_it(tiny_policy):
         tiny_policy.parameters[0].fill_(float("nan"))
     with pytest.raises(DivergedError, match="loss of the supervised learning"):
         warm_start(tiny_policy, lambda step: (["a"], ["b"]), 2, 1e-4)
+
+
+def test_every_row_is_learned_from_once_an_epoch(tiny_policy):
+    """In batches of four, of which the last is short; in another order in the next epoch, alike in another process."""
+    rows = [Demonstration(f"row {n}", f"{n}=", str(n), f"{n}=") for n in range(11)]
+    warm = WarmStartConfig(sft_data=("mine",), warm_start_args={"batch": 4})
+    config = TrainConfig(warm_start=warm)
+    heldout = [Problem("7=", "7")]
+    found, again = (demonstrations_of(config, DataTask("mine", []), heldout, tiny_policy, rows) for _ in range(2))
+    assert found.steps == 3
+    assert found.notes == ["1 of 11 rows of sft_data have held-out prompts; they are left out."]
+    epochs = [[found.batch(step) for step in range(start, start + 3)] for start in (0, 3)]
+    for epoch in epochs:
+        assert [len(prompts) for prompts, _ in epoch] == [4, 4, 2]
+        drawn = [pair for prompts, completions in epoch for pair in zip(prompts, completions, strict=True)]
+        assert sorted(drawn) == sorted((f"{n}=", str(n)) for n in range(11) if n != 7)
+    assert epochs[0] != epochs[1]
+    assert epochs[1] == [again.batch(step) for step in (3, 4, 5)]

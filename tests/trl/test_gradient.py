@@ -63,13 +63,15 @@ def moments_of(trainer, update, gradient_PN, step):
     plain = estimators.moments(gradient_PN.square().sum(1), gradient_PN.mean(0).square().sum())
     if trainer.args.per_device_train_batch_size < G:  # no prompt goes through the model as a whole
         return plain
-    rewards_PG = torch.cat([part["rewards"] for part in update["batch"]]).view(-1, G)
-    [place] = drawn(rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool), step).nonzero()[0].tolist()
+    rewards_PG = torch.cat([part["rewards"] for part in update["batch"]]).view(-1, G).double()
+    valid_PG = ~rewards_PG.isnan()
+    [place] = drawn(rewards_PG, valid_PG, step).nonzero()[0].tolist()
     chosen = {name: torch.cat([part[name] for part in update["batch"]])[G * place :][:G] for name in MASKED}
     score_GN = scores(policy_of(trainer, update), chosen, trainer.temperature)
-    own2 = estimators.own_norm2((score_GN @ score_GN.T)[None], chosen["rewards"][None], torch.ones(1, G))
-    variance_P = rewards_PG.double().var(1)
-    own2 *= float(variance_P.mean() / variance_P[place])  # over the chance of its being drawn, in the mean of all
+    own2 = estimators.own_norm2((score_GN @ score_GN.T)[None], chosen["rewards"][None], valid_PG[[place]])
+    own2 *= float(valid_PG[place].double().mean()) ** 2  # TRL's mean is over all outputs, those that do not count too
+    square_P = (rewards_PG - rewards_PG.nanmean(1, keepdim=True)).square().nansum(1)
+    own2 *= float(square_P.mean() / square_P[place])  # over the chance of its being drawn, in the mean of all
     corrected = plain.of_rows(own2, len(PROMPTS))
     assert abs(corrected.trace_cov / plain.trace_cov - 1) > 1e-3
     return corrected
@@ -176,9 +178,13 @@ def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path, baseline, gi
     assert not valid_PG[:, 1].any()
     norm2_PG = scores_SN.square().sum(1).view(-1, G)
     b = estimators.baseline(baseline, rewards_PG, valid_PG=valid_PG, norm2_PG=norm2_PG)
-    advantages_S = torch.where(valid_PG, rewards_PG - b, 0).flatten()
-    assert_close(-flat(update["grads"]), (advantages_S[:, None] * scores_SN).mean(0))
-    assert trainer.state.log_history[0]["completions/masked_ratio"] == 0.25
+    advantages_PG = torch.where(valid_PG, rewards_PG - b, 0)
+    gradient_PN = (advantages_PG[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1)
+    assert_close(-flat(update["grads"]), gradient_PN.mean(0))
+    log, moments = trainer.state.log_history[0], moments_of(trainer, update, gradient_PN, 0)
+    assert log["completions/masked_ratio"] == 0.25
+    assert log["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
+    assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
 
 
 @pytest.mark.parametrize(

@@ -118,13 +118,32 @@ def test_a_model_whose_rows_mix_is_refused(tmp_path):
         ours(tmp_path, policy)
 
 
-@pytest.mark.parametrize(("value", "given"), [(math.inf, {}), (1e30, {}), (1e5, {"reward_weights": [1.0, -1e9]})])
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        (math.inf, {}),
+        (1e30, {}),
+        (-1e30, {}),
+        (1e5, {"reward_weights": [1.0, -1e9]}),
+        (1e13, {"reward_weights": [1.0, 1e-9]}),  # as a metric it is without its weight
+    ],
+)
 def test_a_reward_that_is_too_large_is_refused_by_name(tmp_path, value, given):
     def huge(completions, **_):
         return [0.0, None, value] + [0.0] * (len(completions) - 3)
 
     with pytest.raises(InputError, match=r"reward 'huge' is \S+ for completion 2 of the batch .* at most 1e\+12"):
         ours(tmp_path, reward_funcs=[reward, huge], **given).train()
+
+
+@pytest.mark.parametrize(("value", "weight"), [(1e12, 1.0), (-1e12, 0.5), (1e4, -1e8)])
+def test_the_largest_reward_is_taken(tmp_path, value, weight):
+    def huge(completions, **_):
+        return [0.0, None, value] + [0.0] * (len(completions) - 3)
+
+    trainer = ours(tmp_path, reward_funcs=[reward, huge], reward_weights=[1.0, weight], max_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["skipped"] == 0
 
 
 def test_a_user_who_changes_two_names_gets_a_valid_configuration(tmp_path):

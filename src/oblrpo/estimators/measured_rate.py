@@ -181,7 +181,7 @@ class MeasuredRate:
         """Put gradients, which clipping has seen as they were, in units of their scale; and what momentum holds."""
         state, unit = self.state, self._unit
         state.first_unit = state.first_unit or unit  # the size of numbers stays that of the first gradient
-        older = min(1.0, math.sqrt(unit / state.unit)) if state.unit else 1.0
+        older = math.sqrt(unit / state.unit) if state.unit else 1.0
         for p in self._parameters:
             if p.grad is not None:
                 p.grad.mul_(math.sqrt(state.first_unit / unit))

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.tables.metrics import NUMBER, PRESENT, TOGETHER, keys_that_are
 
 Metrics = dict[str, Any]
-NUMBERS, THERE, MISMATCH = keys_that_are(NUMBER), keys_that_are(PRESENT), keys_that_are(TOGETHER)
-"""Metrics of a step of RL that are always numbers; that are always there, perhaps null; and those of the sampler."""
+NEEDED = ("reward", "learning_rate", "lr_factor", "step_time")
+"""Metrics that are read of every step of RL, and are numbers; any other may be missing, as in logs of earlier versions
+and of other trainers."""
 
 
 def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) -> list[Metrics]:
@@ -78,13 +78,11 @@ def is_of_a_step(row: Metrics) -> bool:
 
 
 def _has_all(row: Metrics) -> bool:
-    """Whether a row of a step of RL has what a run needs to resume from there; step 0 holds an accuracy alone."""
+    """Whether a row of a step of RL has what is read of each of them; step 0 holds an accuracy alone."""
     if row["step"] == 0 and "reward" not in row:
         return True
-    numbers = [key for key in MISMATCH if row.get(MISMATCH[0]) is not None]
-    if row.get("frac_prompts_masked") != 1:
-        numbers.append("reward")  # null where all completions were masked
-    return all(_is_number(row.get(key)) for key in (*NUMBERS, *numbers)) and all(key in row for key in THERE)
+    needed = NEEDED[row.get("frac_prompts_masked") == 1 :]  # there is no reward where all completions were masked
+    return all(_is_number(row.get(key)) for key in needed)
 
 
 def _is_number(value: object) -> bool:

@@ -6,13 +6,6 @@ Whatever reads, draws or explains a metric reads these rows: a new one is one ro
 import re
 from dataclasses import dataclass
 
-NUMBER = "number"
-"""Every step of RL has it, and it is a number."""
-PRESENT = "present"
-"""Every step of RL has it; null where it has no value."""
-TOGETHER = "together"
-"""A step has all metrics of this kind as numbers, or none of them."""
-
 TRL, ADDED, LEDGER = "yes", "added", "ledger"
 """In TRL: TRL logs it by the same name; `OBLRPOTrainer` adds it; `VarianceLedgerCallback` adds it, as it does the rows
 for signal and noise."""
@@ -58,8 +51,6 @@ class Metric:
     unit: str = ""
     when: str = ""
     """When a step has it; empty where every step of RL does."""
-    need: str = ""
-    """`NUMBER`, `PRESENT` or `TOGETHER`: a row of `metrics.jsonl` that breaks it is damaged."""
     trl: str = ""
     """`TRL`, `ADDED`, `LEDGER`, or TRL's own name for it; empty where there is none."""
     verl: str = ""
@@ -74,13 +65,13 @@ METRICS = (
     Metric("step", "optimizer steps on fresh completions so far", trl=TRL, verl="step",
            others="global_step _step global_step/max_steps current_steps iteration iter rollout perf metrics_step bar"),
     Metric("reward", "mean over the completions of the step that have a reward, without the penalty of `--beta`",
-           "reward", need=PRESENT, trl=TRL, verl="critic/score/mean",
+           "reward", trl=TRL, verl="critic/score/mean",
            others="critic/rewards/mean objective/scores mean_reward raw_reward avg_reward average_reward "
            "reward/avg_raw_reward loss/avg_raw_rewards task_reward final_reward total_rewards train_reward "
            "reward/overall env/all/reward/total env/reward mean_scores reward/evaluate_response/avg_total_reward rm "
            "rewards"),
     Metric("reward_stderr", "its standard error over prompts (completions of one prompt are not independent); `null` "
-           "with rewards of fewer than two prompts", "reward", need=PRESENT),
+           "with rewards of fewer than two prompts", "reward"),
     Metric("reward_std", "standard deviation (G - 1) within a prompt's completions, mean over prompts with two rewards "
            "or more", "reward", trl=TRL, others="reward/std"),
     Metric("reward_min", "lowest reward", "reward", verl="critic/score/min", others="critic/rewards/min reward/min"),
@@ -90,7 +81,7 @@ METRICS = (
            "standard deviation (n - 1) over all completions of the step that it applies to. NAME is the function's, or "
            "the whole path where two have the same name", "reward", trl=TRL),
     Metric("frac_reward_zero_std", "share of prompts with two rewards or more whose completions all earned the same; "
-           "`null` with one completion a prompt", need=PRESENT, trl=TRL, others="zero_std_ratio frac_zero_std"),
+           "`null` with one completion a prompt", trl=TRL, others="zero_std_ratio frac_zero_std"),
     Metric("completions/mean_length", "tokens, the end token included", "tokens", trl=TRL, verl="response_length/mean",
            others="response_length completion_length mean_length mean_completion_length response_lengths response_len "
            "generate/avg_num_tokens mean_generation_length mean_gen_tokens_per_sample seq_len seq_length "
@@ -101,7 +92,7 @@ METRICS = (
            others="clipped_ratio clipped_completions_ratio response_clip_ratio truncated_ratio is_truncated "
            "no_eos_ratios"),
     Metric("completions/masked_ratio", "share of completions whose reward is missing: they are left out of all that "
-           "rewards enter", need=NUMBER, trl=ADDED),
+           "rewards enter", trl=ADDED),
     Metric("completions/trained_ratio", "share of completions that went through the model a second time, for the "
            "gradient; below 1 where advantages are 0 ([which completions are trained on](selection.md))"),
     Metric("num_gen_batches", "batches of prompts that were sampled for the step. `reward`, those that begin "
@@ -140,11 +131,11 @@ METRICS = (
            "(data.md#supervised-learning-first)"),
     Metric("warm_start_loss", "loss of the last step of supervised learning, over the tokens of its completions",
            "nats a token", when="in step 0"),
-    Metric("grad_norm", "norm of the batch gradient, before clipping", need=PRESENT, trl=TRL, verl="actor/grad_norm",
+    Metric("grad_norm", "norm of the batch gradient, before clipping", trl=TRL, verl="actor/grad_norm",
            others="gradient_norm raw_grad_norm total_grad_norm"),
-    Metric("learning_rate", "the rate that the step used (of the first parameter group)", need=NUMBER, trl=TRL,
+    Metric("learning_rate", "the rate that the step used (of the first parameter group)", trl=TRL,
            verl="actor/lr_used", others="lr actor_lr act_lr policy_lr lr-pg_0"),
-    Metric("lr_factor", "`learning_rate` over the optimizer's own rate eta_0: warm-up and schedule", need=NUMBER,
+    Metric("lr_factor", "`learning_rate` over the optimizer's own rate eta_0: warm-up and schedule",
            trl=ADDED, verl="actor/lr_factor"),
     Metric("signal2", "this batch's estimate of the squared norm of the true gradient, unbiased where prompts do not "
            "share a baseline ([otherwise](baselines.md#the-ledger) a little too high); may be negative by chance",
@@ -156,10 +147,10 @@ METRICS = (
            "(noise.md#what-is-averaged); 0 in a step without a gradient", trl=ADDED, verl="actor/snr"),
     Metric("snr_low snr_high", "95 % interval of `snr`, for [the policy as it is now](noise.md#what-is-averaged)",
            trl=ADDED),
-    Metric("n_snr", "the same as `snr` for the batch: N SNR ([whose](noise.md#whose-noise-scale))", need=PRESENT,
+    Metric("n_snr", "the same as `snr` for the batch: N SNR ([whose](noise.md#whose-noise-scale))",
            trl=ADDED, verl="actor/n_snr"),
     Metric("critical_batch_size", "1 / SNR, of the same policies: the batch size at which half of the gradient's "
-           "squared length is noise", "prompts", need=PRESENT, trl=ADDED, verl="actor/critical_batch_size"),
+           "squared length is noise", "prompts", trl=ADDED, verl="actor/critical_batch_size"),
     Metric("score_norm2/mean", r"mean of w, the squared norm of grad log pi(o\|q) over all trained parameters, over "
            "the completions that count", when="in steps that take score norms", trl=ADDED,
            verl="critic/score_norm2/mean"),
@@ -189,28 +180,28 @@ METRICS = (
            "end of a step](learning_rate.md#the-slope-at-the-end-of-a-step)", "nats",
            when="with `--schedule auto` or `kl`", trl=ADDED, verl="actor/step_kl_target"),
     Metric("sampling/sampling_logp_difference/mean", r"\|log pi - log sampler\| of a token, before the first update",
-           "nats", when="where the sampler reports log-probabilities ([sampling](sampling.md))", need=TOGETHER, trl=TRL,
+           "nats", when="where the sampler reports log-probabilities ([sampling](sampling.md))", trl=TRL,
            others="mismatch_kl rollout_corr/log_ppl_abs_diff train_rollout_logprob_abs_diff gen_kl_error "
            "generation_kl_error"),
     Metric("sampling/sampling_logp_difference/max", "the largest of them", "nats", when="with it", trl=TRL),
     Metric("sampling/sequence_logp_difference/mean", r"the same of whole completions: \|log pi(o\|q) - log "
-           r"sampler(o\|q)\|", "nats", when="with it", need=TOGETHER),
+           r"sampler(o\|q)\|", "nats", when="with it"),
     Metric("sampling/importance_sampling_ratio/min sampling/importance_sampling_ratio/mean "
            "sampling/importance_sampling_ratio/max", "min(C, pi / sampler) of the completions; with `sampler_correction"
            " measured` pi / sampler, which is then not used", when="with it", trl=TRL),
     Metric("sampling/truncated_ratio", "share of completions with pi / sampler above C: what the truncation's bias "
-           "comes from", when="with it", need=TOGETHER),
+           "comes from", when="with it"),
     Metric("skipped", "1 where an update of the step was [skipped](#when-an-update-is-skipped): its gradient was NaN "
            "or infinite, or no reward differed from another (`grad_norm` is then 0)", trl=ADDED, verl="actor/skipped"),
     Metric("warnings", "what is wrong after this step, as sentences; [each](failures.md) once a run",
            when="where there are any"),
     Metric("baseline/mean", "mean over prompts of the prompt's mean baseline", "reward", trl=ADDED,
            verl="critic/baseline/mean"),
-    Metric("baseline/spread", "its standard deviation", "reward", need=PRESENT, trl=ADDED,
+    Metric("baseline/spread", "its standard deviation", "reward", trl=ADDED,
            verl="critic/baseline/spread", others="critic/baseline/spread"),
     Metric("num_tokens", "prompt and completion tokens trained on so far", "tokens", trl=TRL),
     Metric("step_time", "sampling, gradient, update, and evaluation where there was one; not the checkpoint", "s",
-           need=NUMBER, trl=TRL),
+           trl=TRL),
     Metric("time/sampling time/rewards time/training time/ledger time/evaluation time/files time/warm_start",
            "what the time was spent on; `files` are completions, and the metrics and the checkpoint of the step before."
            " The summary at a run's end has the shares of the total", "s"),
@@ -313,8 +304,3 @@ def metric_of(key: str) -> Metric | None:
     if key in ROW_OF:
         return ROW_OF[key]
     return ROW_OF.get(re.sub(r"^(rewards/).+(/(mean|std))$|^(variance/|signal2/).+$", r"\1\4NAME\2", key))
-
-
-def keys_that_are(need: str) -> tuple[str, ...]:
-    """Return the keys with this `need`."""
-    return tuple(key for key, metric in ROW_OF.items() if metric.need == need)
