@@ -26,7 +26,7 @@ WRONG = {
     "loss_type": "dapo", "scale_rewards": "group", "multi_objective_aggregation": "normalize_then_sum",
     "num_iterations": 2, "beta": -0.1, "sync_ref_model": True, "delta": 2.0, "entropy_coef": 0.1,
     "use_adaptive_entropy": True, "router_aux_loss_coef": 0.1, "top_entropy_quantile": 0.5,
-    "off_policy_mask_threshold": 0.5, "mask_truncated_completions": True, "disable_dropout": False,
+    "off_policy_mask_threshold": 0.5, "mask_truncated_completions": True,
     "vllm_importance_sampling_correction": True, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
     "vllm_structured_outputs_regex": "[0-9]+",
     "temperature": 0.0, "generation_kwargs": {"do_sample": False},

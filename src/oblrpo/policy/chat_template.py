@@ -33,9 +33,9 @@ class Conversation:
         )
         return shown
 
-    def answered(self, *behind: Mapping[str, Any]) -> Conversation:
+    def answered(self, *behind: Mapping[str, Any], by: str = ANSWER) -> Conversation:
         """The same with an answer of the model, and messages behind it."""
-        answer = {"role": "assistant", "content": ANSWER}
+        answer = {"role": "assistant", "content": by}
         return replace(self, messages=[*self.messages, answer, *behind], begins=False)
 
     def generation_prompt(self) -> str:

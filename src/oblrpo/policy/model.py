@@ -19,6 +19,7 @@ from oblrpo.policy.adapters import merge, save_adapter, without_adapters
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.saving import save_model
 from oblrpo.policy.sequences import Sequences, pad, take_columns
+from oblrpo.policy.targets import tokens_of
 from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
 
 READING, CALLS = 24, {"cpu": 10**8, "cuda": 2 * 10**12}
@@ -131,23 +132,8 @@ class Policy:
     def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of prompts, which are texts or messages (`PromptFormat.tokens`)."""
         rows = self.format.tokens(self.tokenizer, prompts)
-        self._check_known("prompt", rows)
+        self.check_known("prompt", rows)
         return rows
-
-    def answers(self, prompts: Sequence[Prompt], completions: list[str]) -> list[list[int]]:
-        """Return the token ids of completions to learn, each with the token that ends it, one on which sampling stops.
-
-        It is the first such token of those that the chat template puts behind an answer; where there is none, as after
-        text, the tokenizer's own end, or else (sampling would not stop there) the first of the model's.
-        """
-        ends = self.end_tokens
-        own = self.tokenizer.eos_token_id if self.tokenizer.eos_token_id in ends else ends[0]
-        ids = self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
-        self._check_known("demonstration", ids)
-        chats = [prompt for prompt in prompts if not self.format.is_text(prompt)]
-        turn = self.format.turn_ends(self.tokenizer, chats[0]) if chats else []
-        chat = next((token for token in turn if token in ends), own)
-        return [[*row, own if self.format.is_text(prompt) else chat] for prompt, row in zip(prompts, ids, strict=True)]
 
     def encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
         """Return the token ids of prompts, each of which leaves `room` tokens of the model's context."""
@@ -174,7 +160,7 @@ class Policy:
         """Whether the model knows every token of its tokenizer."""
         return max(self.tokenizer.get_vocab().values(), default=0) < self.vocabulary
 
-    def _check_known(self, kind: str, rows: Sequence[Sequence[int]]) -> None:
+    def check_known(self, kind: str, rows: Sequence[Sequence[int]]) -> None:
         """Refuse tokens that the model has no embedding for."""
         for row in [] if self._knows_all else rows:
             if row and (token := max(row)) >= self.vocabulary:
@@ -332,18 +318,3 @@ def _without_dropout(layer: Any, checkpoint: Callable[..., Any]) -> Callable[...
         return checkpoint(evaluate, *inputs)
 
     return checkpointed
-
-
-def tokens_of(
-    policy: Policy, prompts: Sequence[Prompt], completions: list[str], places: Sequence[str] = ()
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the token ids of prompts, and of their completions with an end token; `places` names them in messages."""
-    prompt_rows, answer_rows = policy.tokens(prompts), policy.answers(prompts, completions)
-    for index, (prompt, answer) in enumerate(zip(prompt_rows, answer_rows, strict=True)):
-        if len(prompt) + len(answer) > policy.longest:
-            place = places[index] if places else f"the demonstration {completions[index][:40]!r}..."
-            raise InputError(
-                f"{place}: prompt and completion have {len(prompt) + len(answer)} tokens with the end token, but the "
-                f"model reads {policy.longest}; shorten or remove it."
-            )
-    return prompt_rows, answer_rows

@@ -71,6 +71,23 @@ class PromptFormat:
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
 
+    def answered(self, tokenizer: Any, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[tuple[str, str, str]]:
+        """Return the text of each prompt, that of it with its answer, and what the template has behind an answer.
+
+        Where the template does not show answers as they are, one stands behind the text of its prompt.
+        """
+
+        def shown(prompt: Prompt, answer: str) -> tuple[str, str, str]:
+            conversation = self._conversation(tokenizer, prompt)
+            before = str(prompt) if self.is_text(prompt) else conversation.text
+            with_any = "" if self.is_text(prompt) else shown_or_nothing(conversation.answered())
+            if ANSWER not in with_any:
+                return before, before + answer, ""
+            return before, shown_or_nothing(conversation.answered(by=answer)), with_any.rpartition(ANSWER)[2]
+
+        limit = TEMPLATE_SECONDS * (1 + len(prompts) // 1000)
+        return in_time(lambda: list(map(shown, prompts, answers)), limit)
+
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads."""
         if isinstance(prompt, str) and self.is_text(prompt):

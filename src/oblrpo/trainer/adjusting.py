@@ -7,6 +7,7 @@ from collections.abc import Collection
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.policy.model import ROOM
+from oblrpo.policy.rehearsal import check_lengths
 from oblrpo.settings import TrainConfig, flatten, with_settings
 from oblrpo.tasks import DataTask, Problem, Task
 
@@ -57,6 +58,8 @@ def adjust(
     else:
         longest = max(policy.lengths(prompts, room))
         config.rollout.fit(longest, room, least=room)
+    shorten = "Lower max_completion_length or max_prompt_length"
+    check_lengths(policy.model, policy.arithmetic, lambda: longest + room, shorten)
     needed = (longest + room) * now["num_generations"]
     now["max_completion_length"], why["tokens_per_micro_batch"] = room, "one prompt with its completions"
     if 0 < now["tokens_per_micro_batch"] < needed:

@@ -33,7 +33,6 @@ RULES = (
     Rule("off_policy_mask_threshold", (None,), "it leaves out completions"),
     Rule("mask_truncated_completions", (False,), "masking completions by what they contain changes the objective",
          "mask_truncated_completions=False, and let the reward score truncated completions"),
-    Rule("disable_dropout", (True,), "with dropout, a score is not that of the policy that sampled"),
     Rule("vllm_importance_sampling_correction", (False,), "truncated ratios make every baseline biased"),
     *sampling.RULES,
     Rule("temperature", lambda value: value > 0, "greedy completions have no score", "temperature=1.0"),

@@ -19,6 +19,7 @@ from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
+from oblrpo.policy.rehearsal import noise
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 from oblrpo.step.ledger import gram_of, ledger_metrics, ledger_of, two_sketches
 
@@ -70,7 +71,12 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             self._tape = ScoreTape(trainer.model)
         except UnsupportedModelError as error:
             raise InputError(f"the ledger cannot look at this model: {error}") from None
-        if (others := not_the_policy_s(trainer)) and trainer.accelerator.is_main_process:
+        others = not_the_policy_s(trainer)
+        with in_eval_mode(trainer.model):  # which puts back every module's mode
+            trainer.model.train()  # in which TRL generates
+            if not trainer.args.use_vllm and (found := noise(trainer.model, self._policy.arithmetic)):
+                others["noise"] = found
+        if others and trainer.accelerator.is_main_process:
             altered = ", ".join(f"{name}={value!r}" for name, value in others.items())
             LOGGER.warning(
                 "VarianceLedgerCallback: completions may not be sampled from the full policy (%s), whose scores are "

@@ -25,7 +25,7 @@ from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.policy.rehearsal import rehearse
+from oblrpo.policy.rehearsal import check_lengths, rehearse
 from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
@@ -73,10 +73,12 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if args.use_vllm:
             self._take_over_vllm()
         self._policy = policy_of(self)
+        counts = hasattr(self.train_dataset, "__len__") and not stands_in
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
+            shorten = "Lower max_completion_length, or leave out long prompts,"
+            check_lengths(self.model, self._policy.arithmetic, lambda: self._longest_row(counts), shorten)
         try:
-            counts = hasattr(self.train_dataset, "__len__") and not stands_in
             rows = len(self.train_dataset) if counts else None
             self._gradient = BatchGradient(self._policy, args, self.accelerator, rows)
         except (UnsupportedModelError, ValueError) as error:
@@ -112,7 +114,19 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 trained.pop(),
             )
 
+    def _longest_row(self, counts: bool) -> int:
+        """The most tokens of prompt and completion; of prompts that are not known, all that the model takes."""
+        if not counts or self.environment_factories is not None:
+            return self._policy.longest
+        prompts = self._tokenize_prompts(list(self.train_dataset["prompt"]))[0]
+        return max(map(len, prompts)) + self.args.max_completion_length
+
     # ---- the batch ----
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as TRL does, but in eval mode: what is sampled from is what is scored, without dropout and its kin."""
+        with in_eval_mode(self.model):
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         """Keep what TRL gets from the reward functions."""

@@ -1,7 +1,8 @@
-"""A pass over two short rows before anything is sampled: what the tape cannot take is refused then, with its cure."""
+"""Passes over two short rows before anything is sampled: what would not be exact is refused then, with its cure."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,29 +10,27 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from oblrpo.adapters.verl.checks import MODEL
+from oblrpo.adapters.verl.checks import MODEL, ROLLOUT
 from oblrpo.adapters.verl.movement import low_precision
 from oblrpo.errors import InputError
-from oblrpo.policy.rehearsal import two_rows
+from oblrpo.policy.rehearsal import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
 from oblrpo.scores import UnsupportedModelError
 
 PROMPT, RESPONSE = 3, 5
 """Tokens of each row's parts."""
 
-MIXES, MIXES_SHORT = 1e-3, 0.5
-"""Nats by which a token's log-probability may change with another row's tokens: in float32, and in shorter types, in
-which experts that get other tokens may round a token in another way."""
-
 UNPACK = f"set {MODEL}.use_remove_padding=False."
 
 
-def rehearse(engine: Any, exact_pairs: bool) -> None:
+def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
     """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
 
     Args:
         engine: an `engine.OBLREngine` that is configured.
         exact_pairs: whether exact inner products are taken.
+        longest: the most tokens that the rollout gives to a row; 0: it sets no limit.
     """
+    _check_forwards(engine, longest)
     packed = engine.use_remove_padding
     try:
         logp_C = _log_probs(engine, 0, packed, exact_pairs)
@@ -50,6 +49,26 @@ def rehearse(engine: Any, exact_pairs: bool) -> None:
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
             f"changes with the row before it, by {change:.2g} nats, as in linear attention, Mamba and convolutions "
             f"that run on from row to row; {UNPACK}"
+        )
+
+
+def _check_forwards(engine: Any, longest: int) -> None:
+    """Refuse noise of the mode in which verl trains, and rotary frequencies that follow the longest row.
+
+    vLLM follows the longest that it allows, which is what rows are held against.
+    """
+    device, dtype = next(engine.module.parameters()).device.type, engine._autocast_dtype
+    arithmetic = partial(torch.autocast, device, dtype, enabled=dtype != torch.float32)
+    with engine.eval_mode():
+        engine.module.train()
+        found = noise(engine.module, arithmetic)
+        engine.module.eval()
+        longest = longest or engine.module.config.get_text_config().max_position_embeddings
+        check_lengths(engine.module, arithmetic, lambda: longest, f"Set {ROLLOUT}.max_model_len")
+    if found:
+        raise InputError(
+            f"oblr_po does not work with noise in the forward ({found}): scores would not be those of the policy that "
+            f"sampled; set it to 0 in {MODEL}.override_config."
         )
 
 
