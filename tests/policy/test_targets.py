@@ -140,14 +140,14 @@ def test_without_thinking_the_empty_thought_is_the_prompt_s(policy_of, kind):
 @pytest.mark.parametrize(
     ("template", "answer", "words"),
     [
-        (CHATML[:-11] + "<think>\n{% endif %}", "4", "its turn with '<think>\\\\n', and there shows this answer as '4</s>"),
-        (CHATML.replace("m.content", "m.content.split('</think>')[-1]"), "<think>so</think>4", "shows this answer as '4</s>"),
+        (CHATML[:-11] + "<think>\n{% endif %}", "4", r"assistant\\n<think>\\n', .* as .*assistant\\n4</s>\\n'"),
+        (CHATML.replace("m.content", "m.content.split('</think>')[-1]"), "<think>so</think>4", r"as .*assistant\\n4</s>"),
     ],
     ids=["another beginning", "left out"],
 )  # fmt: skip
 def test_what_would_not_continue_what_is_sampled_is_refused(policy_of, template, answer, words):
     policy = policy_of("bytes", template)
-    with pytest.raises(InputError, match=f"^sft.jsonl line 3: the model's chat template begins .*{words}.*as text"):
+    with pytest.raises(InputError, match=f"^sft.jsonl line 3: the model's turn begins behind .*{words}.*as text"):
         tokens_of(policy, [USER], [answer], ["sft.jsonl line 3"])
     rendered = policy.format.text(policy.tokenizer, USER)  # the way out
     [prompt], [learned] = tokens_of(policy, [rendered], [answer])

@@ -52,8 +52,7 @@ class PromptFormat:
                 begun = before if ids[:before] == ids[before : 2 * before] else 0
                 rows[row] = ids[begun : len(ids) - behind]
         if messages:
-            limit = TEMPLATE_SECONDS * (1 + len(prompts) // 1000)
-            shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], limit)
+            shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], len(messages))
             for row, text in zip(messages, shown, strict=True):
                 rows[row] = tokenizer(text, add_special_tokens=False).input_ids
         if not all(rows):
@@ -67,26 +66,24 @@ class PromptFormat:
     def turn_ends(self, tokenizer: Any, prompt: Prompt, *behind: Mapping[str, Any]) -> list[int]:
         """Return the tokens that the template has behind an answer, before messages `behind`; none if it shows none."""
         conversation = self._conversation(tokenizer, prompt)
-        shown = in_time(lambda: shown_or_nothing(conversation.answered(*behind)), TEMPLATE_SECONDS)
+        shown = in_time(lambda: shown_or_nothing(conversation.answered(ANSWER, *behind)))
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
 
-    def answered(self, tokenizer: Any, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the text of each prompt, that of it with its answer, and what the template has behind an answer.
+    def answered(self, tokenizer: Any, prompt: Prompt, answer: str) -> tuple[str, str, str]:
+        """Return the text of a prompt, that of both together, and what the template has behind the answer.
 
-        Where the template does not show answers as they are, one stands behind the text of its prompt.
+        Where the template does not show answers as they are, this one stands behind the text of the prompt.
         """
-
-        def shown(prompt: Prompt, answer: str) -> tuple[str, str, str]:
-            conversation = self._conversation(tokenizer, prompt)
-            before = str(prompt) if self.is_text(prompt) else conversation.text
-            with_any = "" if self.is_text(prompt) else shown_or_nothing(conversation.answered())
-            if ANSWER not in with_any:
-                return before, before + answer, ""
-            return before, shown_or_nothing(conversation.answered(by=answer)), with_any.rpartition(ANSWER)[2]
-
-        limit = TEMPLATE_SECONDS * (1 + len(prompts) // 1000)
-        return in_time(lambda: list(map(shown, prompts, answers)), limit)
+        if self.is_text(prompt):
+            return str(prompt), str(prompt) + answer, ""
+        conversation = self._conversation(tokenizer, prompt)
+        before, (with_any, both) = (
+            conversation.text,
+            map(shown_or_nothing, map(conversation.answered, (ANSWER, answer))),
+        )
+        behind = with_any.rpartition(ANSWER)[2]
+        return (before, both, behind) if ANSWER in with_any else (before, before + answer, "")
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads."""
@@ -124,10 +121,10 @@ class PromptFormat:
                 return [f"{idle} has no effect: the prompts are plain text and skip the chat template; {SET}."]
             # A text that went through a template before holds what that puts between a question and its answer.
             question = self._conversation(tokenizer, "A question")
-            turn = "" if self.chat is False else in_time(question.generation_prompt, TEMPLATE_SECONDS)
+            turn = "" if self.chat is False else in_time(question.generation_prompt)
             return [BARE] if turn and not any(turn.splitlines()[0] in prompt for prompt in prompts) else []
         conversation = self._conversation(tokenizer, shown)
-        return in_time(lambda: conversation.notes(self.template_args), TEMPLATE_SECONDS)
+        return in_time(lambda: conversation.notes(self.template_args))
 
     def _conversation(self, tokenizer: Any, prompt: Prompt) -> Conversation:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
@@ -149,7 +146,7 @@ class TooSlow(BaseException):  # so that no other handler catches it
     """The time of a chat template was up: its code comes with a model, and may loop for years."""
 
 
-def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
+def in_time(function: Callable[[], Returned], prompts: int = 1) -> Returned:
     """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
 
     One operation of the interpreter's own, such as a power of huge numbers, is waited for.
@@ -164,7 +161,7 @@ def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
             if not over.is_set():
                 throw(ctypes.py_object(TooSlow))
 
-    timer = threading.Timer(seconds, late)
+    timer = threading.Timer(TEMPLATE_SECONDS * (1 + prompts // 1000), late)
     timer.daemon = True
     timer.start()
     try:

@@ -10,7 +10,6 @@ import inspect
 import re
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.model import Policy
 from oblrpo.policy.sequences import Sequences
 from oblrpo.scores import ScoreTape, UnsupportedModelError
-
-Arithmetic = Callable[[], AbstractContextManager[Any]]
 
 PROMPT, COMPLETION = 2, 3
 """Tokens of each row's parts."""
@@ -45,8 +42,8 @@ def rehearse(policy: Policy, cure: str) -> None:
     """
     if found := noise(policy.model, policy.arithmetic):
         raise InputError(
-            f"the model adds noise to its forwards ({found}) in eval mode, too, so that its scores are not those of the "
-            "policy that sampled; its code must add none where `module.training` is False."
+            f"the model adds noise to its forwards ({found}) in eval mode, too, so that its scores are not those of "
+            "the policy that sampled; its code must add none where `module.training` is False."
         )
     ids_ST = two_rows(PROMPT + COMPLETION, policy.vocabulary).to(policy.device)
     ones_ST = torch.ones_like(ids_ST)
@@ -61,57 +58,46 @@ def rehearse(policy: Policy, cure: str) -> None:
         raise InputError(f"scores of this model cannot be taken: {error}{cure}") from None
 
 
-def noise(model: Any, arithmetic: Arithmetic) -> str:
-    """What noise a model adds to its forwards in the mode that it is in, in words; nothing where it adds none.
+def noise(model: Any, arithmetic: Any) -> str:
+    """What noise a model, on every rank alike, adds to its forwards in the mode that it is in; nothing if it adds none.
 
-    Two forwards of the same tokens are compared, and torch's random state before and after one. Noise may be too rare
-    for two to differ (a layer left out in a hundred), and what is drawn of no use: so a state that moves counts where
-    they do, or where the config has a rate of noise.
-
-    Args:
-        model: the model, whole or sharded; then every rank must call this.
-        arithmetic: the context for the precision of its forwards.
+    Two forwards of the same tokens are compared, and torch's random state around one: a state that moves counts where
+    they differ at all, or where the config has a rate of noise, which may be too rare to be seen (a layer left out in a
+    hundred). `arithmetic` makes the context for their precision.
     """
-    device = next(model.parameters()).device
+    device, inner = next(model.parameters()).device, without_adapters(model)
+    generators = [torch.get_rng_state] + [torch.cuda.get_rng_state] * (device.type == "cuda")
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        before = _random_state(device)
-        logp_TV, most, _ = _read(model, arithmetic)
-        drawn = not torch.equal(_random_state(device), before)
-        change = _change(logp_TV, _read(model, arithmetic)[0])
-    parts = [without_adapters(model).config.get_text_config(), *getattr(model, "peft_config", {}).values()]
+        before = [state() for state in generators]
+        one_TV, _ = _read(model, arithmetic)
+        drawn = not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
+        change = float((_read(model, arithmetic)[0] - one_TV).abs().nan_to_num().max())
+    parts = [inner.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
     rates = {name: rate for part in parts for name, rate in vars(part).items() if NOISE.search(name)}
     named = [name for name, rate in rates.items() if isinstance(rate, float) and rate > 0]
-    if not ((change > 0 or named) if drawn else change > most):
-        return ""
-    return f"{', '.join(named) or 'random numbers'}; two forwards of the same tokens differ by {change:.2g} nats"
+    rounding = MIXES if one_TV.dtype.itemsize >= 4 else MIXES_SHORT
+    is_there = change > 0 or bool(named) if drawn else change > rounding
+    words = f"{', '.join(named) or 'random numbers'}; two forwards of the same tokens differ by {change:.2g} nats"
+    return words if is_there else ""
 
 
-def check_lengths(model: Any, arithmetic: Arithmetic, longest: Callable[[], int], shorten: str) -> None:
-    """Refuse a model that reads a row in another way where it, or one beside it, is longer than some number of tokens.
+def check_lengths(model: Any, arithmetic: Any, longest: Callable[[], int], shorten: str) -> None:
+    """Refuse a model whose rotary frequencies change, for every row of a forward, with the longest row that may come.
 
-    The row is read beside a second of a few tokens that stand as far on as those of any row may, so that no forward is
-    long: rotary embeddings go by positions. Their frequencies are compared bit by bit, in any precision.
-
-    Args:
-        model, arithmetic: as for `noise`.
-        longest: says how many tokens a row may have; called only where that matters.
-        shorten: how to have shorter rows.
+    They are compared bit by bit, after forwards of two short rows of which the second stands at the end of a long one.
+    `longest` says how many tokens a row may have, and is called where that matters; `shorten`, how to have fewer.
     """
-    row = PROMPT + COMPLETION
+    text, forward = model.config.get_text_config(), without_adapters(model).forward
+    top, row = min(2 * (getattr(text, "max_position_embeddings", None) or FARTHEST), FARTHEST), PROMPT + COMPLETION
 
-    def follows(length: int) -> bool:
-        """Whether the first row changes with a second of this length."""
-        (logp_TV, most, near), (beside_TV, _, far) = (_read(model, arithmetic, each) for each in (row, length))
-        return not all(map(torch.equal, near, far)) or _change(logp_TV, beside_TV) > most
+    def changed(length: int) -> bool:
+        near, far = (_read(model, arithmetic, each)[1] for each in (row, length))
+        return not all(map(torch.equal, near, far))
 
-    inner = without_adapters(model)
-    context = getattr(inner.config.get_text_config(), "max_position_embeddings", None) or FARTHEST
     rotary = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
-    if not rotary or "position_ids" not in inspect.signature(inner.forward).parameters:
+    if not rotary or "position_ids" not in inspect.signature(forward).parameters or not changed(top):
         return
-    if not follows(top := min(2 * context, FARTHEST)):
-        return
-    most = bisect_left(range(top), True, lo=row + 1, key=follows) - 1
+    most = bisect_left(range(top), True, lo=row + 1, key=changed) - 1
     if (needed := longest()) > most:
         raise InputError(
             f"rows may have {needed} tokens, and where one has more than {most}, this model reads it, and all beside "
@@ -122,28 +108,17 @@ def check_lengths(model: Any, arithmetic: Arithmetic, longest: Callable[[], int]
 
 
 @torch.no_grad()
-def _read(model: Any, arithmetic: Arithmetic, length: int = 0) -> tuple[Tensor, float, list[Tensor]]:
-    """Log-probabilities after each token of a short row, what rounding may make of them, and the rotary frequencies.
-
-    Where a length is given, the row beside it ends at the last position of a row so long.
-    """
+def _read(model: Any, arithmetic: Any, length: int = 0) -> tuple[Tensor, list[Tensor]]:
+    """Log-probabilities of a short row, beside one that stands at the end of a row of this length; frequencies."""
+    ids_ST = two_rows(PROMPT + COMPLETION, model.config.get_text_config().vocab_size)
+    steps_T = torch.arange(ids_ST.shape[1])
+    places_ST = torch.stack([steps_T, steps_T + length - len(steps_T)])
+    given = {"input_ids": ids_ST} | ({"position_ids": places_ST} if length else {})
     device = next(model.parameters()).device
-    ids_ST = two_rows(PROMPT + COMPLETION, model.config.get_text_config().vocab_size).to(device)
-    near_T = torch.arange(ids_ST.shape[1], device=device)
-    places = {"position_ids": torch.stack([near_T, near_T + length - len(near_T)])} if length else {}
     with arithmetic():
-        logits_TV = model(input_ids=ids_ST, use_cache=False, **places).logits[0]
+        logits_TV = model(**{name: each.to(device) for name, each in given.items()}, use_cache=False).logits[0]
     frequencies = [buffer.clone() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-    return logits_TV.float().log_softmax(-1), MIXES if logits_TV.dtype.itemsize >= 4 else MIXES_SHORT, frequencies
-
-
-def _change(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().nan_to_num().max())
-
-
-def _random_state(device: torch.device) -> Tensor:
-    state = torch.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+    return logits_TV.log_softmax(-1), frequencies
 
 
 def two_rows(length: int, vocabulary: int, shift: int = 0) -> Tensor:
