@@ -31,7 +31,7 @@ WRONG = {
     "vllm_structured_outputs_regex": "[0-9]+",
     "temperature": 0.0, "generation_kwargs": {"do_sample": False},
     "optim": OptimizerNames.LOMO,
-    "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
+    "torch_compile": True, "fp16": True, "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed",
     "score_method": "folds", "calibration_steps": 0, "schedule": "linear",
 }  # fmt: skip

@@ -1,10 +1,9 @@
 """The policy: a causal language model with its tokenizer, and the log-probability of whole completions."""
 
 from oblrpo.policy.load import adopt_policy, byte_tokenizer, check_policy, load_policy, make_policy, stand_in
-from oblrpo.policy.model import Logps, Policy
+from oblrpo.policy.model import Logps, Policy, tokens_of
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences
-from oblrpo.policy.targets import tokens_of
 
 __all__ = [
     "Logps",

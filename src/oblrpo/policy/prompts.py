@@ -52,7 +52,8 @@ class PromptFormat:
                 begun = before if ids[:before] == ids[before : 2 * before] else 0
                 rows[row] = ids[begun : len(ids) - behind]
         if messages:
-            shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], len(messages))
+            limit = TEMPLATE_SECONDS * (1 + len(prompts) // 1000)
+            shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], limit)
             for row, text in zip(messages, shown, strict=True):
                 rows[row] = tokenizer(text, add_special_tokens=False).input_ids
         if not all(rows):
@@ -66,24 +67,34 @@ class PromptFormat:
     def turn_ends(self, tokenizer: Any, prompt: Prompt, *behind: Mapping[str, Any]) -> list[int]:
         """Return the tokens that the template has behind an answer, before messages `behind`; none if it shows none."""
         conversation = self._conversation(tokenizer, prompt)
-        shown = in_time(lambda: shown_or_nothing(conversation.answered(ANSWER, *behind)))
+        shown = in_time(lambda: shown_or_nothing(conversation.answered(ANSWER, *behind)), TEMPLATE_SECONDS)
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
 
-    def answered(self, tokenizer: Any, prompt: Prompt, answer: str) -> tuple[str, str, str]:
-        """Return the text of a prompt, that of both together, and what the template has behind the answer.
+    def answer(self, tokenizer: Any, prompt: Prompt, answer: str, ends: Sequence[int], place: str) -> list[int]:
+        """Return the token ids of an answer as it stands behind its prompt in one text, with a token that ends it.
 
-        Where the template does not show answers as they are, this one stands behind the text of the prompt.
+        That is the first of `ends` that the template has behind answers; where it has none, as after text, the
+        tokenizer's own, or else (sampling would not stop there) the first of all. `place` names the answer in messages.
         """
-        if self.is_text(prompt):
-            return str(prompt), str(prompt) + answer, ""
-        conversation = self._conversation(tokenizer, prompt)
-        before, (with_any, both) = (
-            conversation.text,
-            map(shown_or_nothing, map(conversation.answered, (ANSWER, answer))),
-        )
-        behind = with_any.rpartition(ANSWER)[2]
-        return (before, both, behind) if ANSWER in with_any else (before, before + answer, "")
+        before, whole, behind = str(prompt), str(prompt) + answer, ""
+        if not self.is_text(prompt):
+            conversation = self._conversation(tokenizer, prompt)
+            each = [conversation, conversation.answered(), conversation.answered(answer)]
+            before, some, this = in_time(lambda: list(map(shown_or_nothing, each)), TEMPLATE_SECONDS)
+            whole, behind = (this, some.rpartition(ANSWER)[2]) if ANSWER in some else (before + answer, "")
+        is_whole = "".join(answer.split()) in "".join(whole[len(before) :].split())
+        if not (is_whole and whole.startswith(before) and whole.endswith(behind)):
+            raise InputError(
+                f"{place}: the model's turn begins behind ...{before[-40:]!r}, but the chat template shows this answer "
+                f"as ...{whole[-60:]!r}, which does not continue that with all of it. Set chat_template_args under "
+                "which it does, or give prompt and completion as text, the prompt as the template shows it."
+            )
+        turn = tokenizer(behind, add_special_tokens=False).input_ids
+        end = next((word for token in turn if token in ends and (word := tokenizer.decode([token])) in behind), "")
+        text = whole[len(before) : len(whole) - len(behind) + behind.index(end) + len(end)]
+        own = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]
+        return _continued(tokenizer, place, before, text) + [own] * (not end)
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads."""
@@ -121,16 +132,36 @@ class PromptFormat:
                 return [f"{idle} has no effect: the prompts are plain text and skip the chat template; {SET}."]
             # A text that went through a template before holds what that puts between a question and its answer.
             question = self._conversation(tokenizer, "A question")
-            turn = "" if self.chat is False else in_time(question.generation_prompt)
+            turn = "" if self.chat is False else in_time(question.generation_prompt, TEMPLATE_SECONDS)
             return [BARE] if turn and not any(turn.splitlines()[0] in prompt for prompt in prompts) else []
         conversation = self._conversation(tokenizer, shown)
-        return in_time(lambda: conversation.notes(self.template_args))
+        return in_time(lambda: conversation.notes(self.template_args), TEMPLATE_SECONDS)
 
     def _conversation(self, tokenizer: Any, prompt: Prompt) -> Conversation:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return Conversation(tokenizer, messages, {**self.template_args, **getattr(prompt, "template_args", {})})
+
+
+def _continued(tokenizer: Any, place: str, before: str, text: str) -> list[int]:
+    """Return the tokens of a text behind another's, as they are in both together or, at least, decode to them."""
+    prompt, whole = tokenizer([before, before + text], add_special_tokens=False).input_ids
+    for apart in (
+        before,
+        "",
+        "\n",
+        "=",
+        "a",
+    ):  # where a token lies across, behind one that does not grow together with it
+        head, ids = tokenizer([apart, apart + text], add_special_tokens=False).input_ids
+        answer: list[int] = ids[len(head) :]
+        if ids[: len(head)] == head and tokenizer.decode(prompt + answer) == tokenizer.decode(whole):
+            return answer
+    raise InputError(
+        f"{place}: the tokenizer has no tokens for {text[:40]!r} that continue the prompt's: end the prompt elsewhere, "
+        "such as before a space, which the completion then begins with."
+    )
 
 
 def _added(tokenizer: Any, text: str) -> tuple[int, int]:
@@ -146,7 +177,7 @@ class TooSlow(BaseException):  # so that no other handler catches it
     """The time of a chat template was up: its code comes with a model, and may loop for years."""
 
 
-def in_time(function: Callable[[], Returned], prompts: int = 1) -> Returned:
+def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
     """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
 
     One operation of the interpreter's own, such as a power of huge numbers, is waited for.
@@ -161,7 +192,7 @@ def in_time(function: Callable[[], Returned], prompts: int = 1) -> Returned:
             if not over.is_set():
                 throw(ctypes.py_object(TooSlow))
 
-    timer = threading.Timer(TEMPLATE_SECONDS * (1 + prompts // 1000), late)
+    timer = threading.Timer(seconds, late)
     timer.daemon = True
     timer.start()
     try:

@@ -56,10 +56,8 @@ def adjust(
         if (room := config.rollout.fit(longest, of_model, ROOM, spare)) < of_model:
             why["max_completion_length"] = "vllm_args.max_model_len"
     else:
-        longest = max(policy.lengths(prompts, room))
-        config.rollout.fit(longest, room, least=room)
-    shorten = "Lower max_completion_length or max_prompt_length"
-    check_lengths(policy.model, policy.arithmetic, lambda: longest + room, shorten)
+        config.rollout.fit(longest := max(policy.lengths(prompts, room)), room, least=room)
+    check_lengths(policy, lambda: longest + room)
     needed = (longest + room) * now["num_generations"]
     now["max_completion_length"], why["tokens_per_micro_batch"] = room, "one prompt with its completions"
     if 0 < now["tokens_per_micro_batch"] < needed:

@@ -39,7 +39,6 @@ RULES = (
     Rule("optim", lambda value: not any(word in str(value).lower() for word in ("lomo", "layerwise")),
          "it updates weights within TRL's backward, which is not run", "optim='adamw_torch'"),
     Rule("torch_compile", (False,), "a compiled model cannot be recorded"),
-    Rule("neftune_noise_alpha", (None, 0), "the score is not that of the policy that sampled"),
     Rule("fp16", (False,), "its loss is scaled, and so are the gradients that are measured", "bf16=True"),
     Rule("fsdp", off, "no process holds a sequence's gradient",
          "no fsdp; with sharded weights use oblrpo's verl adapter"),

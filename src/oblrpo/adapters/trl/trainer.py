@@ -76,8 +76,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         counts = hasattr(self.train_dataset, "__len__") and not stands_in
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
-            shorten = "Lower max_completion_length, or leave out long prompts,"
-            check_lengths(self.model, self._policy.arithmetic, lambda: self._longest_row(counts), shorten)
+            check_lengths(self._policy, lambda: self._longest_row(counts))
         try:
             rows = len(self.train_dataset) if counts else None
             self._gradient = BatchGradient(self._policy, args, self.accelerator, rows)
@@ -115,16 +114,16 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             )
 
     def _longest_row(self, counts: bool) -> int:
-        """The most tokens of prompt and completion; of prompts that are not known, all that the model takes."""
+        """The most tokens of prompt and completion; where prompts are not known, all that the model takes."""
         if not counts or self.environment_factories is not None:
             return self._policy.longest
         prompts = self._tokenize_prompts(list(self.train_dataset["prompt"]))[0]
-        return max(map(len, prompts)) + self.args.max_completion_length
+        return max(map(len, prompts)) + int(self.args.max_completion_length)
 
     # ---- the batch ----
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as TRL does, but in eval mode: what is sampled from is what is scored, without dropout and its kin."""
+        """Generate as TRL does, but in eval mode: by the policy that is scored, without dropout and its kin."""
         with in_eval_mode(self.model):
             return super()._generate_single_turn(*args, **kwargs)
 

@@ -43,10 +43,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     _batch: Mapping[str, Any] = MappingProxyType({})
 
     def configure(self, settings: Settings, longest: int = 0) -> None:
-        """Prepare tape and schedule, and try the tape; to be called once the optimizer is there, on every rank.
-
-        `longest` is the most tokens that the rollout gives to a row; 0: it sets no limit.
-        """
+        """Prepare tape and schedule, and rehearse; to be called once the optimizer is there, on every rank."""
         self._settings = settings
         self._tape = ScoreTape(self.module, "streamed")
         self._schedule = estimators.SNRSchedule(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +9,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from oblrpo.adapters.verl.checks import MODEL, ROLLOUT
+from oblrpo.adapters.verl.checks import MODEL
 from oblrpo.adapters.verl.movement import low_precision
 from oblrpo.errors import InputError
+from oblrpo.policy import Policy
 from oblrpo.policy.rehearsal import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
 from oblrpo.scores import UnsupportedModelError
 
@@ -25,13 +25,15 @@ UNPACK = f"set {MODEL}.use_remove_padding=False."
 def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
     """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
 
-    Args:
-        engine: an `engine.OBLREngine` that is configured.
-        exact_pairs: whether exact inner products are taken.
-        longest: the most tokens that the rollout gives to a row; 0: it sets no limit.
+    `exact_pairs`: whether exact inner products are taken; `longest`: most tokens of a row; 0: the model's context.
     """
-    _check_forwards(engine, longest)
-    packed = engine.use_remove_padding
+    policy, packed = Policy(engine.module, None, bf16=low_precision(engine)), engine.use_remove_padding
+    with engine.eval_mode():
+        check_lengths(policy, lambda: longest or policy.longest)  # vLLM goes by the longest row that it allows
+        engine.module.train()  # in which verl takes its gradient
+        if found := noise(policy):
+            raise InputError(f"oblr_po takes no noise in forwards ({found}): set it to 0 in {MODEL}.override_config.")
+        engine.module.eval()
     try:
         logp_C = _log_probs(engine, 0, packed, exact_pairs)
     except UnsupportedModelError as error:
@@ -49,26 +51,6 @@ def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
             f"changes with the row before it, by {change:.2g} nats, as in linear attention, Mamba and convolutions "
             f"that run on from row to row; {UNPACK}"
-        )
-
-
-def _check_forwards(engine: Any, longest: int) -> None:
-    """Refuse noise of the mode in which verl trains, and rotary frequencies that follow the longest row.
-
-    vLLM follows the longest that it allows, which is what rows are held against.
-    """
-    device, dtype = next(engine.module.parameters()).device.type, engine._autocast_dtype
-    arithmetic = partial(torch.autocast, device, dtype, enabled=dtype != torch.float32)
-    with engine.eval_mode():
-        engine.module.train()
-        found = noise(engine.module, arithmetic)
-        engine.module.eval()
-        longest = longest or engine.module.config.get_text_config().max_position_embeddings
-        check_lengths(engine.module, arithmetic, lambda: longest, f"Set {ROLLOUT}.max_model_len")
-    if found:
-        raise InputError(
-            f"oblr_po does not work with noise in the forward ({found}): scores would not be those of the policy that "
-            f"sampled; set it to 0 in {MODEL}.override_config."
         )
 
 

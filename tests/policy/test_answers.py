@@ -43,7 +43,8 @@ def bytes_of(prefix):
 
 KINDS = {
     "first": lambda: sentencepiece("first"), "always": lambda: sentencepiece("always"),
-    "normalizer": lambda: sentencepiece("normalizer"), "bytes": lambda: bytes_of(False), "prefix": lambda: bytes_of(True),
+    "normalizer": lambda: sentencepiece("normalizer"),
+    "bytes": lambda: bytes_of(False), "prefix": lambda: bytes_of(True),
 }  # fmt: skip
 
 
@@ -96,7 +97,8 @@ CHATML = (
 )
 QWEN3 = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.role == 'assistant' and '</think>' not in m.content %}"
-    "<think>\n\n</think>\n\n{% endif %}{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n"
+    "<think>\n\n</think>\n\n{% endif %}{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n"
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 HARMONY = (
@@ -141,7 +143,7 @@ def test_without_thinking_the_empty_thought_is_the_prompt_s(policy_of, kind):
     ("template", "answer", "words"),
     [
         (CHATML[:-11] + "<think>\n{% endif %}", "4", r"assistant\\n<think>\\n', .* as .*assistant\\n4</s>\\n'"),
-        (CHATML.replace("m.content", "m.content.split('</think>')[-1]"), "<think>so</think>4", r"as .*assistant\\n4</s>"),
+        (CHATML.replace("m.content", "m.content.split('</think>')[-1]"), "<think>s</think>4", r".*assistant\\n4</s>"),
     ],
     ids=["another beginning", "left out"],
 )  # fmt: skip
