@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config, Phi3ForCausalLM
 
 from oblrpo.policy import byte_tokenizer
 from tests.cli.conftest import complained
@@ -71,3 +71,20 @@ def test_loads_trains_saves_and_reloads(name, small_run, tmp_path, dense_reward)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "again" / "checkpoints" / "step_0", dtype=torch.float32)
     with torch.no_grad():
         assert torch.equal(saved.eval()(ids).logits, logits)
+
+
+def test_rows_beyond_the_length_at_which_rotary_frequencies_change_are_refused_before_a_step(small_run, tmp_path):
+    """Phi-3's, for every row of a forward, by the longest: of 48 tokens here."""
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "original_max_position_embeddings": 48}
+    config = Phi3Config(
+        vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=48, pad_token_id=0,
+        eos_token_id=1, bos_token_id=None, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4} | factors,
+    )  # fmt: skip
+    Phi3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    result = small_run(model=tmp_path / "model", max_completion_length=40, steps=1)
+    complained(result, "where one has more than 48, the model reads it and all beside it", "at most 48 together")
+    code, _, err = small_run(model=tmp_path / "model", max_completion_length=16, steps=1)
+    assert code == 0, err

@@ -14,6 +14,7 @@ from oblrpo.rollout import sample
 from oblrpo.settings import PolicyConfig
 
 TURN = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|eot|>{% endfor %}"
+ASKING = TURN + "{% if add_generation_prompt %}<|start|>assistant:{% endif %}"
 ENDS = (256, 258, 259)  # <|end|>, <|eom|> and <|eot|>
 
 
@@ -53,36 +54,38 @@ USER = [{"role": "user", "content": "2+2"}]
 @pytest.mark.parametrize(
     ("end", "template", "ends", "text", "chat"),
     [
-        ("<|eot|>", TURN, ENDS, "<|eot|>", "<|eot|>"),
-        ("<|end|>", TURN, ENDS, "<|end|>", "<|eot|>"),  # as of a base model with a template
-        ("<|eot|>", TURN.replace("<|eot|>", "\n<|eom|>\n"), ENDS, "<|eot|>", "<|eom|>"),
-        ("<|eot|>", TURN, (256,), "<|eot|>", "<|eot|>"),
-        ("<|eom|>", TURN.replace("<|eot|>", ""), (256, 258), "<|eom|>", "<|eom|>"),
-        ("<|eom|>", TURN.replace("m.content", "m.content | upper"), ENDS, "<|eom|>", "<|eom|>"),
-        ("<|eom|>", "{{ raise_exception('no') if messages | length > 1 }}" + TURN, (258, 259), "<|eom|>", "<|eom|>"),
-        (None, TURN, (258, 256), "<|eom|>", "<|eot|>"),
-        (None, TURN.replace("<|eot|>", ""), (258, 256), "<|eom|>", "<|eom|>"),
+        ("<|eot|>", ASKING, ENDS, "<|eot|>", "four<|eot|>"),
+        ("<|end|>", ASKING, ENDS, "<|end|>", "four<|eot|>"),  # as of a base model with a template
+        ("<|eot|>", ASKING.replace("<|eot|>", "\n<|eom|>\n"), ENDS, "<|eot|>", "four\n<|eom|>"),
+        ("<|eot|>", ASKING, (256,), "<|eot|>", "four<|eot|>"),
+        ("<|eom|>", ASKING.replace("<|eot|>", ""), (256, 258), "<|eom|>", "four<|eom|>"),
+        ("<|eot|>", TURN, ENDS, "<|eot|>", "<|start|>assistant:four<|eot|>"),  # whose prompts do not begin a turn
+        ("<|eom|>", TURN.replace("m.content", "m.content | upper"), ENDS, "<|eom|>", "four<|eom|>"),
+        ("<|eom|>", "{{ raise_exception('no') if messages | length > 1 }}" + TURN, ENDS, "<|eom|>", "four<|eom|>"),
+        (None, ASKING, (258, 256), "<|eom|>", "four<|eot|>"),
+        (None, ASKING.replace("<|eot|>", ""), (258, 256), "<|eom|>", "four<|eom|>"),
     ],
     ids=[
         "instruct",
         "base",
         "other turns",
         "tokenizer's alone",
-        "no end of turns",
+        "no end",
+        "not begun",
         "another text",
         "refused",
         "the model's first",
-        "the model's first, no end of turns",
+        "the model's first, no end",
     ],
 )
 def test_what_is_learned_ends_as_the_tokenizer_or_the_chat_template_ends_it(chatty, end, template, ends, text, chat):
     policy = chatty(llama3(end, template), ends)
     _, answers = tokens_of(policy, ["2+2=", USER], ["4", "four"])
-    assert policy.tokenizer.batch_decode(answers) == ["4" + text, "four" + chat]
+    assert policy.tokenizer.batch_decode(answers) == ["4" + text, chat]
     assert {row[-1] for row in answers} <= set(policy.end_tokens)
     as_chat = dataclasses.replace(policy, format=PromptFormat(chat=True))
-    batch = as_chat.sequences(["2+2="], ["4"])
-    assert policy.tokenizer.decode(batch.completion_SC[0]) == "4" + chat
+    batch = as_chat.sequences(["2+2="], ["four"])
+    assert policy.tokenizer.decode(batch.completion_SC[0]) == chat
     assert policy.tokenizer.decode(policy.sequences(["2+2="], ["4"]).completion_SC[0]) == "4" + text
 
 

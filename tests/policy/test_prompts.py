@@ -9,7 +9,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, OPTConfig, OPTForCausalLM
 
 from oblrpo.errors import InputError
-from oblrpo.policy import Policy, PromptFormat, byte_tokenizer, load_policy, make_policy
+from oblrpo.policy import Policy, PromptFormat, byte_tokenizer, load_policy, make_policy, tokens_of
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
@@ -159,7 +159,7 @@ def test_a_template_that_loops_on_answers_is_ended(tiny_policy, monkeypatch):
     loops = "{% if messages[-1].role == 'assistant' %}" + many + "{% endfor %}" * 3 + "{% endif %}"
     tiny_policy.tokenizer.chat_template = TEMPLATE + loops
     with pytest.raises(InputError, match=r"chat template .*: it takes longer than 0.2 seconds"):
-        tiny_policy.answers([[{"role": "user", "content": "x"}]], ["y"])
+        tokens_of(tiny_policy, [[{"role": "user", "content": "x"}]], ["y"])
 
 
 def test_lengths_are_those_of_the_tokens_of_texts_and_messages(chatty, monkeypatch):

@@ -4,13 +4,29 @@ import logging
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
-from transformers import GenerationConfig
+from transformers import (
+    GenerationConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+)
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from oblrpo.adapters.trl import VarianceLedgerCallback
 from oblrpo.adapters.trl.sampling import NEUTRAL, OF_NO_EFFECT, altered, in_effect
 from oblrpo.errors import InputError
+from oblrpo.policy import Policy, byte_tokenizer
 from tests.trl.support import assert_first_tokens, ours, theirs, tiny_policy
 
 CHANGES = {
@@ -106,3 +122,71 @@ def test_the_ledger_says_where_completions_are_not_the_policy_s(tmp_path, caplog
     assert "typical_p=0.9" in said
     trainer.train()
     assert "variance/rloo" in trainer.state.log_history[0]
+
+
+SIZES = {
+    "vocab_size": 258, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.5, "pad_token_id": 0,
+    "eos_token_id": 1, "bos_token_id": None,
+}  # fmt: skip
+OPT = {"vocab_size": 258, "hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 16, "num_hidden_layers": 2,
+       "num_attention_heads": 2, "init_std": 0.5, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0}  # fmt: skip
+NOISY = {
+    "attention": lambda rate: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=rate)),
+    "seed-oss": lambda rate: SeedOssForCausalLM(
+        SeedOssConfig(**SIZES, head_dim=8, attention_dropout=rate, residual_dropout=rate)
+    ),
+    "granite": lambda rate: GraniteForCausalLM(GraniteConfig(**SIZES, attention_dropout=rate)),
+    "router": lambda rate: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=rate)),
+    "hidden": lambda rate: OPTForCausalLM(OPTConfig(**OPT, dropout=rate)),
+    "layers": lambda rate: OPTForCausalLM(OPTConfig(**OPT, dropout=0.0, layerdrop=rate)),
+}  # fmt: skip
+"""Models with noise while they train that TRL's `disable_dropout` does not reach."""
+
+
+def policy_of(make, rate):
+    torch.manual_seed(0)
+    return Policy(make(rate), byte_tokenizer())
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_completions_are_drawn_without_the_noise_of_training(tmp_path, kind):
+    """The same completions from the same seed as of a model without it; TRL's own trainer draws others."""
+    drawn = []
+    for rate, trainer_of in ((0.0, ours), (0.5, ours), (0.5, theirs)):
+        trainer = trainer_of(tmp_path, policy_of(NOISY[kind], rate), disable_dropout=True)
+        modes = [module.training for module in trainer.model.train().modules()]
+        torch.manual_seed(5)
+        drawn.append(trainer._generate_single_turn([[40, 41, 42]] * 64, None, {}, 64)[0])
+        assert [module.training for module in trainer.model.modules()] == modes
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_the_ledger_says_that_training_s_noise_is_in_the_completions(tmp_path, caplog):
+    for rate, warned in ((0.1, True), (0.0, False)):
+        caplog.clear()
+        trainer = theirs(tmp_path, policy_of(NOISY["attention"], rate))
+        modes = [module.training for module in trainer.model.modules()]
+        VarianceLedgerCallback(trainer)
+        assert ("noise='attention_dropout; the same tokens differ by" in caplog.text) == warned
+        assert [module.training for module in trainer.model.modules()] == modes
+
+
+def phi3(_):
+    factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "original_max_position_embeddings": 32}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4} | factors
+    return Phi3ForCausalLM(Phi3Config(**SIZES, original_max_position_embeddings=32, rope_parameters=rope))
+
+
+def test_rows_that_would_depend_on_those_beside_them_are_refused(tmp_path):
+    """The longest prompt and completion of the data count; prompts that are not known may be as long as the context."""
+    policy = policy_of(phi3, 0)
+    prompts = ["12345="] * 8
+    ours(tmp_path, policy, prompts=prompts, max_completion_length=26)
+    with pytest.raises(
+        InputError, match=r"rows may have 33 tokens, and where one has more than 32, .*max_completion_l"
+    ):
+        ours(tmp_path, policy, prompts=prompts, max_completion_length=27)
+    streamed = Dataset.from_dict({"prompt": prompts}).to_iterable_dataset()
+    with pytest.raises(InputError, match="rows may have 64 tokens"):
+        ours(tmp_path, policy, words={"train_dataset": streamed}, max_completion_length=4)

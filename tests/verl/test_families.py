@@ -33,6 +33,20 @@ def test_scores_and_the_update_are_those_of_loop_autograd(ranks, scenario):
     are_exact(ranks, scenario, EXACT[scenario])
 
 
+def test_noise_in_training_mode_is_refused_by_the_config_s_name_with_the_cure(ranks):
+    for rank in ranks:
+        assert "no noise in forwards (attention_dropout; the same tokens differ by" in rank["attention"]
+        assert rank["attention"].endswith("set it to 0 in actor_rollout_ref.model.override_config.")
+
+
+@pytest.mark.parametrize("scenario", ["lengths", "lengths, packed"])
+def test_frequencies_that_follow_the_longest_row_are_refused_where_the_rollout_allows_it(ranks, scenario):
+    """Its max_model_len is not set, and so it is the model's context, 64."""
+    for rank in ranks:
+        assert rank[scenario].startswith("rows may have 64 tokens, and where one has more than 32, ")
+        assert "in verl rollout.max_model_len" in rank[scenario]
+
+
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_packed_rows_of_a_hybrid_are_refused_before_sampling_with_the_cure(ranks, family):
     for rank in ranks:

@@ -19,7 +19,7 @@ from oblrpo.adapters.shared.conditions import check_version
 from oblrpo.adapters.verl import KNOWN_VERSIONS
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
-from oblrpo.adapters.verl.checks import RULES, check_choice, check_config, check_dropout
+from oblrpo.adapters.verl.checks import RULES, check_choice, check_config
 from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
@@ -207,12 +207,6 @@ def test_choices_that_cannot_work_with_the_rest_are_refused(config):
     changed.data.train_batch_size = 1
     with pytest.raises(InputError, match="train_batch_size"):
         check_choice(changed, Settings())
-
-
-def test_dropout_is_refused_by_name():
-    with pytest.raises(InputError, match="middle"):
-        check_dropout(torch.nn.ModuleDict({"middle": torch.nn.Dropout(0.1)}))
-    check_dropout(torch.nn.ModuleDict({"middle": torch.nn.Dropout(0.0)}))
 
 
 def batch(seed=0):

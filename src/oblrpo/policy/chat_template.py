@@ -33,10 +33,10 @@ class Conversation:
         )
         return shown
 
-    def answered(self, *behind: Mapping[str, Any]) -> Conversation:
+    def answered(self, answer: str = ANSWER, *behind: Mapping[str, Any]) -> Conversation:
         """The same with an answer of the model, and messages behind it."""
-        answer = {"role": "assistant", "content": ANSWER}
-        return replace(self, messages=[*self.messages, answer, *behind], begins=False)
+        message = {"role": "assistant", "content": answer}
+        return replace(self, messages=[*self.messages, message, *behind], begins=False)
 
     def generation_prompt(self) -> str:
         """What stands behind the last message where the model's turn begins; nothing if answers are not shown."""

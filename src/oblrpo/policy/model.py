@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -131,23 +131,8 @@ class Policy:
     def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of prompts, which are texts or messages (`PromptFormat.tokens`)."""
         rows = self.format.tokens(self.tokenizer, prompts)
-        self._check_known("prompt", rows)
+        self.check_known("prompt", rows)
         return rows
-
-    def answers(self, prompts: Sequence[Prompt], completions: list[str]) -> list[list[int]]:
-        """Return the token ids of completions to learn, each with the token that ends it, one on which sampling stops.
-
-        It is the first such token of those that the chat template puts behind an answer; where there is none, as after
-        text, the tokenizer's own end, or else (sampling would not stop there) the first of the model's.
-        """
-        ends = self.end_tokens
-        own = self.tokenizer.eos_token_id if self.tokenizer.eos_token_id in ends else ends[0]
-        ids = self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
-        self._check_known("demonstration", ids)
-        chats = [prompt for prompt in prompts if not self.format.is_text(prompt)]
-        turn = self.format.turn_ends(self.tokenizer, chats[0]) if chats else []
-        chat = next((token for token in turn if token in ends), own)
-        return [[*row, own if self.format.is_text(prompt) else chat] for prompt, row in zip(prompts, ids, strict=True)]
 
     def encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
         """Return the token ids of prompts, each of which leaves `room` tokens of the model's context."""
@@ -174,7 +159,7 @@ class Policy:
         """Whether the model knows every token of its tokenizer."""
         return max(self.tokenizer.get_vocab().values(), default=0) < self.vocabulary
 
-    def _check_known(self, kind: str, rows: Sequence[Sequence[int]]) -> None:
+    def check_known(self, kind: str, rows: Sequence[Sequence[int]]) -> None:
         """Refuse tokens that the model has no embedding for."""
         for row in [] if self._knows_all else rows:
             if row and (token := max(row)) >= self.vocabulary:
@@ -241,10 +226,9 @@ class Policy:
     @cached_property
     @torch.no_grad()
     def head(self) -> nn.Linear | None:
-        """The output layer, where logits are nothing but its product with the last hidden states.
+        """The output layer, if its product with the last hidden states of two tokens is their logits, bit by bit.
 
-        It is None where they are more: soft-capped, scaled, or adapted. Which it is, is tried on two tokens: the
-        product must give the model's own logits, bit by bit.
+        It is None where logits are more: soft-capped, scaled, or adapted.
         """
         full = without_adapters(self.model)
         linear = full.get_output_embeddings()
@@ -257,11 +241,7 @@ class Policy:
 
     @cached_property
     def tokens_of_a_forward(self) -> int:
-        """What one more forward and backward costs beside its tokens, in tokens.
-
-        Its calls take as long as so many tokens would, of which a small model reads more in that time; its weights and
-        gradients are read once more.
-        """
+        """What one more forward and backward costs beside its tokens, in tokens: its calls, and reading the weights."""
         calls: int = CALLS["cuda" if self.device.type == "cuda" else "cpu"]
         return READING + calls // max(1, sum(int(p.numel()) for p in self.model.parameters()))
 
@@ -288,21 +268,18 @@ class Policy:
 
     @contextmanager
     def _layers_checkpointed(self) -> Iterator[None]:
-        """Let layers checkpoint, which they do in training mode only: each leaves that mode as soon as it begins."""
-        layers = [
-            module
-            for module in self.model.modules()
-            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
-        ]
-        functions = [layer._gradient_checkpointing_func for layer in layers]
-        for layer, function in zip(layers, functions, strict=True):
-            layer.training = self.checkpointing and torch.is_grad_enabled()
-            layer._gradient_checkpointing_func = _without_dropout(layer, function)
+        """Have layers computed again in the backward; transformers does in training mode, in which some add noise."""
+        before: dict[Any, dict[str, Any]] = {}
+        for layer in self.model.modules() if self.checkpointing and torch.is_grad_enabled() else ():
+            if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
+                before[layer] = {name: value for name, value in vars(layer).items() if name == "forward"}
+                layer.forward = partial(layer._gradient_checkpointing_func, layer.forward)
         try:
             yield
         finally:
-            for layer, function in zip(layers, functions, strict=True):
-                layer.training, layer._gradient_checkpointing_func = False, function
+            for layer, own in before.items():
+                del layer.forward
+                vars(layer).update(own)
 
     def save(self, folder: Path) -> None:
         """Write model or adapters (safetensors) and tokenizer; transformers' `from_pretrained(folder)` loads them."""
@@ -318,32 +295,18 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def _without_dropout(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a checkpoint function that computes the layer in eval mode: some layers call dropout themselves (OPT)."""
-
-    def checkpointed(forward: Callable[..., Any], *inputs: Any) -> Any:
-        def evaluate(*inputs: Any) -> Any:
-            before, layer.training = layer.training, False
-            try:
-                return forward(*inputs)
-            finally:
-                layer.training = before
-
-        return checkpoint(evaluate, *inputs)
-
-    return checkpointed
-
-
 def tokens_of(
     policy: Policy, prompts: Sequence[Prompt], completions: list[str], places: Sequence[str] = ()
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Return the token ids of prompts, and of their completions with an end token; `places` names them in messages."""
-    prompt_rows, answer_rows = policy.tokens(prompts), policy.answers(prompts, completions)
-    for index, (prompt, answer) in enumerate(zip(prompt_rows, answer_rows, strict=True)):
-        if len(prompt) + len(answer) > policy.longest:
-            place = places[index] if places else f"the demonstration {completions[index][:40]!r}..."
+    places = places or [f"the demonstration {completion[:40]!r}..." for completion in completions]
+    prompt_rows, answer_rows, ends = policy.tokens(prompts), list[list[int]](), policy.end_tokens
+    for place, prompt, row, completion in zip(places, prompts, prompt_rows, completions, strict=True):
+        answer_rows.append(policy.format.answer(policy.tokenizer, prompt, completion, ends, place))
+        if (length := len(row) + len(answer_rows[-1])) > policy.longest:
             raise InputError(
-                f"{place}: prompt and completion have {len(prompt) + len(answer)} tokens with the end token, but the "
-                f"model reads {policy.longest}; shorten or remove it."
+                f"{place}: prompt and completion have {length} tokens with the end token, but the model reads "
+                f"{policy.longest}; shorten or remove it."
             )
+    policy.check_known("demonstration", answer_rows)
     return prompt_rows, answer_rows

@@ -67,9 +67,34 @@ class PromptFormat:
     def turn_ends(self, tokenizer: Any, prompt: Prompt, *behind: Mapping[str, Any]) -> list[int]:
         """Return the tokens that the template has behind an answer, before messages `behind`; none if it shows none."""
         conversation = self._conversation(tokenizer, prompt)
-        shown = in_time(lambda: shown_or_nothing(conversation.answered(*behind)), TEMPLATE_SECONDS)
+        shown = in_time(lambda: shown_or_nothing(conversation.answered(ANSWER, *behind)), TEMPLATE_SECONDS)
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
+
+    def answer(self, tokenizer: Any, prompt: Prompt, answer: str, ends: Sequence[int], place: str) -> list[int]:
+        """Return the token ids of an answer as it stands behind its prompt in one text, with a token that ends it.
+
+        That is the first of `ends` that the template has behind answers; where it has none, as after text, the
+        tokenizer's own, or else (sampling would not stop there) the first of all. `place` names the answer in messages.
+        """
+        before, whole, behind = str(prompt), str(prompt) + answer, ""
+        if not self.is_text(prompt):
+            conversation = self._conversation(tokenizer, prompt)
+            each = [conversation, conversation.answered(), conversation.answered(answer)]
+            before, some, this = in_time(lambda: list(map(shown_or_nothing, each)), TEMPLATE_SECONDS)
+            whole, behind = (this, some.rpartition(ANSWER)[2]) if ANSWER in some else (before + answer, "")
+        is_whole = "".join(answer.split()) in "".join(whole[len(before) :].split())
+        if not (is_whole and whole.startswith(before) and whole.endswith(behind)):
+            raise InputError(
+                f"{place}: the model's turn begins behind ...{before[-40:]!r}, but the chat template shows this answer "
+                f"as ...{whole[-60:]!r}, which does not continue that with all of it. Set chat_template_args under "
+                "which it does, or give prompt and completion as text, the prompt as the template shows it."
+            )
+        turn = tokenizer(behind, add_special_tokens=False).input_ids
+        end = next((word for token in turn if token in ends and (word := tokenizer.decode([token])) in behind), "")
+        text = whole[len(before) : len(whole) - len(behind) + behind.index(end) + len(end)]
+        own = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]
+        return _continued(tokenizer, place, before, text) + [own] * (not end)
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads."""
@@ -117,6 +142,26 @@ class PromptFormat:
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return Conversation(tokenizer, messages, {**self.template_args, **getattr(prompt, "template_args", {})})
+
+
+def _continued(tokenizer: Any, place: str, before: str, text: str) -> list[int]:
+    """Return the tokens of a text behind another's, as they are in both together or, at least, decode to them."""
+    prompt, whole = tokenizer([before, before + text], add_special_tokens=False).input_ids
+    for apart in (
+        before,
+        "",
+        "\n",
+        "=",
+        "a",
+    ):  # where a token lies across, behind one that does not grow together with it
+        head, ids = tokenizer([apart, apart + text], add_special_tokens=False).input_ids
+        answer: list[int] = ids[len(head) :]
+        if ids[: len(head)] == head and tokenizer.decode(prompt + answer) == tokenizer.decode(whole):
+            return answer
+    raise InputError(
+        f"{place}: the tokenizer has no tokens for {text[:40]!r} that continue the prompt's: end the prompt elsewhere, "
+        "such as before a space, which the completion then begins with."
+    )
 
 
 def _added(tokenizer: Any, text: str) -> tuple[int, int]:

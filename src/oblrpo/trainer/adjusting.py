@@ -7,6 +7,7 @@ from collections.abc import Collection
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.policy.model import ROOM
+from oblrpo.policy.rehearsal import check_lengths
 from oblrpo.settings import TrainConfig, flatten, with_settings
 from oblrpo.tasks import DataTask, Problem, Task
 
@@ -55,8 +56,8 @@ def adjust(
         if (room := config.rollout.fit(longest, of_model, ROOM, spare)) < of_model:
             why["max_completion_length"] = "vllm_args.max_model_len"
     else:
-        longest = max(policy.lengths(prompts, room))
-        config.rollout.fit(longest, room, least=room)
+        config.rollout.fit(longest := max(policy.lengths(prompts, room)), room, least=room)
+    check_lengths(policy, lambda: longest + room)
     needed = (longest + room) * now["num_generations"]
     now["max_completion_length"], why["tokens_per_micro_batch"] = room, "one prompt with its completions"
     if 0 < now["tokens_per_micro_batch"] < needed:

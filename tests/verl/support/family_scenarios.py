@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import verl  # noqa: F401 - loads the plugins
 from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from lab.benchmarks.families import build
 from oblrpo.errors import InputError
@@ -20,6 +21,14 @@ from tests.verl.support.task import qwen_like
 
 HYBRIDS = ("qwen3_next", "falcon_h1", "lfm2")
 FAMILIES = ("qwen3_moe", *HYBRIDS)
+ROTATES = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+SIZES = {"vocab_size": 264, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}  # fmt: skip
+FORWARDS = {
+    "attention": {"attention_dropout": 0.1},
+    "lengths": {"rope_parameters": ROTATES | {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}},
+}
+"""What a config of Qwen3 may say by which forwards are random, or follow the longest row."""
 ADAPTERS = {"qwen3": "all-linear", "qwen3_moe": "all-linear", "falcon_h1": ["q_proj", "v_proj"]}
 
 
@@ -32,6 +41,9 @@ def save(folder: Path) -> Path:
         model.config.pad_token_id = tokenizer.pad_token_id
         model.save_pretrained(folder / family / "model")
         tokenizer.save_pretrained(folder / family / "model")
+    for name, changes in FORWARDS.items():
+        Qwen3ForCausalLM(Qwen3Config(**SIZES, **changes)).save_pretrained(folder / name / "model")
+        tokenizer.save_pretrained(folder / name / "model")
     for family, modules in ADAPTERS.items():
         config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=modules)
         model = get_peft_model(build(family, "sdpa").float(), config)
@@ -62,6 +74,8 @@ def main(folder):
     dist.init_process_group(backend="gloo")
     scenarios = {family: partial(check, f"{folder}/{family}") for family in FAMILIES}
     scenarios |= {f"{family}, packed": partial(refusal, f"{folder}/{family}", True) for family in HYBRIDS}
+    scenarios |= {name: partial(refusal, f"{folder}/{name}") for name in FORWARDS}
+    scenarios["lengths, packed"] = partial(refusal, f"{folder}/lengths", True)
     qwen3, moe, falcon = (f"{folder}/{family}" for family in ADAPTERS)
     scenarios["qwen3_moe, packed"] = partial(check, moe, True)
     scenarios["adapters"] = partial(check, qwen3, adapter=f"{qwen3}/adapter")

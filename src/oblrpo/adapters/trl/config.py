@@ -23,10 +23,7 @@ LOGGER = logging.getLogger(__name__)
 class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     r"""Configuration of [`OBLRPOTrainer`]; every parameter of [`~trl.GRPOConfig`], and those below.
 
-    Eight defaults differ from GRPOConfig's, so that a configuration in which nothing else is set is valid:
-    `loss_type="luspo"`, `importance_sampling_level="sequence"`, `scale_rewards="none"`, `disable_dropout=True`,
-    `gradient_accumulation_steps=8`, `lr_scheduler_type="constant"`, `vllm_importance_sampling_correction=False`,
-    and `router_aux_loss_coef=0.0`.
+    Seven of its own defaults (below, first) differ, so that a configuration in which nothing else is set is valid.
     """
 
     loss_type: str = field(
@@ -39,9 +36,6 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     scale_rewards: str = field(
         default="none",
         metadata={"help": "Rewards are not scaled: their standard deviation would depend on the completion itself."},
-    )
-    disable_dropout: bool = field(
-        default=True, metadata={"help": "With dropout, the score is not that of the policy that sampled."}
     )
     gradient_accumulation_steps: int = field(
         default=8,

@@ -19,6 +19,7 @@ from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
+from oblrpo.policy.rehearsal import noise
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 from oblrpo.step.ledger import gram_of, ledger_metrics, ledger_of, two_sketches
 
@@ -34,17 +35,15 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         trainer.add_callback(VarianceLedgerCallback(trainer, every=20))
 
     In the first step and every `every` after it, the batch goes through the model once more just before the update: one
-    forward and one backward for activations, which leaves weights, gradients, random numbers and modes as they are. It
-    reads the batch and the rewards from what two methods of this one trainer return. Where a look fails, on any of the
-    processes, it logs one warning that says why, and stops measuring: training continues as it would have without it.
+    forward and one backward for activations, which leaves weights, gradients, random numbers and modes as they are.
+    Where a look fails, on any of the processes, it logs one warning that says why, and measures no more.
 
     The gradients compared are (1/S) sum_s A_s grad log pi(o_s|q_s) with the advantages of each baseline, divided by
     what its authors divide them by (`grpo`: the group's deviation), not with the trainer's own weighting of tokens.
     `variance/NAME` and `signal2/NAME` are this batch's, and so are `signal2` and `trace_cov` (of one prompt) with
-    `baseline`; its `snr`, `n_snr` and `critical_batch_size` (in prompts) are averaged over looks. Rewards are as the
-    reward functions give them, with the trainer's weights and without a KL penalty. The token-level baseline is left
-    out. Scores are those of the whole policy; where completions are not sampled from it (top-p and its kin), a warning
-    says that its figures are wrong.
+    `baseline`; its `snr`, `n_snr` and `critical_batch_size` (in prompts) are averaged over looks. Rewards are those of
+    the reward functions, with their weights and without a KL penalty. The token-level baseline is left out. Where
+    completions are not sampled from the whole policy (top-p and its kin, dropout), a warning says that they are wrong.
 
     Args:
         trainer: a `GRPOTrainer`, an `RLOOTrainer` or a subclass that generates as they do.
@@ -70,7 +69,12 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             self._tape = ScoreTape(trainer.model)
         except UnsupportedModelError as error:
             raise InputError(f"the ledger cannot look at this model: {error}") from None
-        if (others := not_the_policy_s(trainer)) and trainer.accelerator.is_main_process:
+        others = not_the_policy_s(trainer)
+        with in_eval_mode(trainer.model):  # which puts every mode back
+            trainer.model.train()  # as TRL generates
+            if not trainer.args.use_vllm and (found := noise(self._policy)):
+                others["noise"] = found
+        if others and trainer.accelerator.is_main_process:
             altered = ", ".join(f"{name}={value!r}" for name, value in others.items())
             LOGGER.warning(
                 "VarianceLedgerCallback: completions may not be sampled from the full policy (%s), whose scores are "

@@ -26,7 +26,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
 from oblrpo.policy.load import check_values
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.policy.rehearsal import rehearse
+from oblrpo.policy.rehearsal import check_lengths, rehearse
 from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
@@ -75,10 +75,11 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._take_over_vllm()
         check_values(self.model, "the model")
         self._policy = policy_of(self)
+        counts = hasattr(self.train_dataset, "__len__") and not stands_in
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
+            check_lengths(self._policy, lambda: self._longest_row(counts))
         try:
-            counts = hasattr(self.train_dataset, "__len__") and not stands_in
             rows = len(self.train_dataset) if counts else None
             self._gradient = BatchGradient(self._policy, args, self.accelerator, rows)
         except (UnsupportedModelError, ValueError) as error:
@@ -114,7 +115,19 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 trained.pop(),
             )
 
+    def _longest_row(self, counts: bool) -> int:
+        """The most tokens of prompt and completion; where prompts are not known, all that the model takes."""
+        if not counts or self.environment_factories is not None:
+            return self._policy.longest
+        prompts = self._tokenize_prompts(list(self.train_dataset["prompt"]))[0]
+        return max(map(len, prompts)) + int(self.args.max_completion_length)
+
     # ---- the batch ----
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as TRL does, but in eval mode: by the policy that is scored, without dropout and its kin."""
+        with in_eval_mode(self.model):
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         """Keep what TRL gets from the reward functions."""

@@ -91,16 +91,3 @@ def check_choice(config: Any, settings: Settings) -> None:
     optim = config.actor_rollout_ref.actor.optim
     if refused := refusal(settings.schedule, optim.optimizer, optim.lr):
         raise InputError(f"{ACTOR}.optim and +oblrpo.schedule={settings.schedule}: {refused}")
-
-
-def check_dropout(model: Any) -> None:
-    """Refuse a model with dropout: while it trains, its scores are not those of the policy that sampled."""
-    for name, module in model.named_modules():
-        rate = (
-            getattr(module, "p", 0.0) if "Dropout" in type(module).__name__ else getattr(module, "attention_dropout", 0)
-        )
-        if isinstance(rate, float) and rate > 0:
-            raise InputError(
-                f"oblr_po does not work with dropout ({name or 'the model'}: {rate}); set it to 0 in "
-                f"{MODEL}.override_config."
-            )

@@ -20,7 +20,6 @@ from oblrpo import estimators
 from oblrpo.adapters.shared.metrics import signal_metrics
 from oblrpo.adapters.shared.state import load_schedule, schedule_state
 from oblrpo.adapters.verl import rehearsal
-from oblrpo.adapters.verl.checks import check_dropout
 from oblrpo.adapters.verl.movement import EngineMovement, low_precision
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import Settings
@@ -43,15 +42,14 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     _group_norm2_P: torch.Tensor | None = None
     _batch: Mapping[str, Any] = MappingProxyType({})
 
-    def configure(self, settings: Settings) -> None:
-        """Prepare tape and schedule, and try the tape; to be called once the optimizer is there, on every rank."""
-        check_dropout(self.module)
+    def configure(self, settings: Settings, longest: int = 0) -> None:
+        """Prepare tape and schedule, and rehearse; to be called once the optimizer is there, on every rank."""
         self._settings = settings
         self._tape = ScoreTape(self.module, "streamed")
         self._schedule = estimators.SNRSchedule(
             self.optimizer, settings.schedule, kl=settings.kl, low_precision=low_precision(self)
         )
-        rehearsal.rehearse(self, settings.exact_pairs)
+        rehearsal.rehearse(self, settings.exact_pairs, longest)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
         """Do as verl does; scores that the trainer requests come with the log-probabilities.

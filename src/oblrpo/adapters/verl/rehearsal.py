@@ -1,4 +1,4 @@
-"""A pass over two short rows before anything is sampled: what the tape cannot take is refused then, with its cure."""
+"""Passes over two short rows before anything is sampled: what would not be exact is refused then, with its cure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from verl.utils import tensordict_utils as tu
 from oblrpo.adapters.verl.checks import MODEL
 from oblrpo.adapters.verl.movement import low_precision
 from oblrpo.errors import InputError
-from oblrpo.policy.rehearsal import two_rows
+from oblrpo.policy import Policy
+from oblrpo.policy.rehearsal import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
 from oblrpo.scores import UnsupportedModelError
 
 PROMPT, RESPONSE = 3, 5
 """Tokens of each row's parts."""
 
-MIXES, MIXES_SHORT = 1e-3, 0.5
-"""Nats by which a token's log-probability may change with another row's tokens: in float32, and in shorter types, in
-which experts that get other tokens may round a token in another way."""
-
 UNPACK = f"set {MODEL}.use_remove_padding=False."
 
 
-def rehearse(engine: Any, exact_pairs: bool) -> None:
+def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
     """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
 
-    Args:
-        engine: an `engine.OBLREngine` that is configured.
-        exact_pairs: whether exact inner products are taken.
+    `exact_pairs`: whether exact inner products are taken; `longest`: most tokens of a row; 0: the model's context.
     """
-    packed = engine.use_remove_padding
+    policy, packed = Policy(engine.module, None, bf16=low_precision(engine)), engine.use_remove_padding
+    with engine.eval_mode():
+        check_lengths(policy, lambda: longest or policy.longest)  # vLLM goes by the longest row that it allows
+        engine.module.train()  # in which verl takes its gradient
+        if found := noise(policy):
+            raise InputError(f"oblr_po takes no noise in forwards ({found}): set it to 0 in {MODEL}.override_config.")
+        engine.module.eval()
     try:
         logp_C = _log_probs(engine, 0, packed, exact_pairs)
     except UnsupportedModelError as error:

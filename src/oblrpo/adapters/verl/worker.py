@@ -41,4 +41,5 @@ class OBLRWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         """Build the models as verl does, then hand the adapter's settings to the engine."""
         super().init_model()
         if self.actor is not None:
-            self.actor.engine.configure(read_settings(OmegaConf.to_container(self.config.oblrpo)))
+            settings = read_settings(OmegaConf.to_container(self.config.oblrpo))
+            self.actor.engine.configure(settings, self.config.rollout.max_model_len or 0)
