@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,7 +28,7 @@ from oblrpo.objects import PREFIX
 from oblrpo.policy.adapters import (
     add_adapter,
     base_of,
-    check_trained,
+    check_active,
     load_adapter,
     load_adapter_weights,
     without_adapters,
@@ -104,8 +105,11 @@ def _built(tokenizer: Any, config: PolicyConfig) -> Policy:
     return _policy(model.to(device), tokenizer, config)
 
 
-def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
-    """A causal LM and its tokenizer, from a folder, a GGUF file or, by name, the hub; adapters with their model."""
+def load_policy(name: str, config: PolicyConfig, train: bool = True, dequantise: bool = False) -> Policy:
+    """A causal LM and its tokenizer, from a folder, a GGUF file or, by name, the hub; adapters with their model.
+
+    `dequantise` gives quantised weights, to which nothing can be added, back as numbers: what they compute with.
+    """
     if train:
         check_policy(config)
     device, base = _device(config.device), base_of(name)
@@ -118,6 +122,9 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     with explained(f"cannot load the model {name!r}"):
         tokenizer = _tokenizer(name, config)
         model = _model(_absolute(base or name), config, device)
+        if dequantise and getattr(model, "hf_quantizer", None):
+            model = model.dequantize()
+            model._weight_conversions = None  # what undoes them would quantise again
     if not config.load_in_4bit:
         model = model.to(device)
     if base:
@@ -165,7 +172,7 @@ def adopt_policy(
             "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora)."
         )
     if train and getattr(model, "peft_config", None):
-        check_trained(model)
+        check_active(model)
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
     return _policy(model, tokenizer, config, name)
 
@@ -213,6 +220,10 @@ def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
     if is_gguf(name):
         return read_gguf_model(name, dtype, config.attn_implementation)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
+    of_model = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+    # Of a model that also sees, the text alone would be loaded, and exported without the rest.
+    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(of_model), None)
+    kind = whole if whole and [whole.__name__] == of_model.architectures else AutoModelForCausalLM
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     if config.load_in_4bit:
@@ -220,7 +231,7 @@ def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
         options["device_map"] = {"": device}
-    return _read(AutoModelForCausalLM, name, **options)
+    return _read(kind, name, **options)
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:

@@ -25,6 +25,7 @@ from oblrpo.estimators import BASELINES
 from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
+from oblrpo.policy.round_trip import check_round_trip
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
 from oblrpo.runs import Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
@@ -80,6 +81,10 @@ class Trainer:
             self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
         else:
             self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
+        given = self.objects.model is not None
+        if given or (config.policy.model and not checkpoint):
+            place = next(folder for folder in self.folder.path.parents if folder.is_dir())
+            check_round_trip(self.policy, config.policy, given, place)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
