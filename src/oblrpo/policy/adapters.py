@@ -83,7 +83,9 @@ def check_active(model: Any) -> None:
 def save_adapter(model: Any, folder: Path) -> None:
     """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
     [name] = model.active_adapters
-    model.save_pretrained(folder, selected_adapters=[name])
+    # On a CPU bitsandbytes' state_dict() repacks the weights, and the policy would be another one after a checkpoint.
+    weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    model.save_pretrained(folder, selected_adapters=[name], state_dict=weights)
     if name != "default":  # others have a folder of their own below
         for file in (folder / name).iterdir():
             file.replace(folder / file.name)
@@ -113,7 +115,9 @@ def merge(model: Any) -> Any:
 def _read_weights(model: Any, folder: str, adapter: str = "default") -> dict[str, Any]:
     """Return the adapters' weights in a folder, if all are there; embeddings are saved only where they are trained."""
     weights: dict[str, Any] = _peft().load_peft_weights(folder, device="cpu")
-    wanted = _peft().get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
+    wanted = _peft().get_peft_model_state_dict(
+        model, adapter_name=adapter, save_embedding_layers=False
+    )
     check_complete(folder, set(wanted) - weights.keys())
     return weights
 

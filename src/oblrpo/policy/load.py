@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils import find_adapter_config_file
 
 from oblrpo.checksums import SUMS, damage
 from oblrpo.errors import InputError, pip_install
@@ -220,10 +221,12 @@ def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
     if is_gguf(name):
         return read_gguf_model(name, dtype, config.attn_implementation)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
-    of_model = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
-    # Of a model that also sees, the text alone would be loaded, and exported without the rest.
-    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(of_model), None)
-    kind = whole if whole and [whole.__name__] == of_model.architectures else AutoModelForCausalLM
+    kind: Any = AutoModelForCausalLM
+    if find_adapter_config_file(name) is None:  # or else transformers finds the model of adapters on the hub
+        of_model = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        # Of a model that also sees, the text alone would be loaded, and exported without the rest.
+        whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(of_model), None)
+        kind = whole if whole and [whole.__name__] == of_model.architectures else kind
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     if config.load_in_4bit:
@@ -235,9 +238,10 @@ def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:
-    """Return what transformers reads, if every weight was there in its shape."""
+    """Return what transformers reads, if every weight was there in its shape; weights without a use are `left_out`."""
     model, report = kind.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     check_complete(name, report["missing_keys"], report["mismatched_keys"])
+    model.left_out = set(report["unexpected_keys"])
     return model
 
 

@@ -25,7 +25,7 @@ from oblrpo.estimators import BASELINES
 from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
-from oblrpo.policy.round_trip import check_round_trip
+from oblrpo.policy.saving import check_saved
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
 from oblrpo.runs import Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
@@ -81,10 +81,9 @@ class Trainer:
             self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
         else:
             self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
-        given = self.objects.model is not None
-        if given or (config.policy.model and not checkpoint):
+        if (is_given := self.objects.model is not None) or (config.policy.model and not checkpoint):
             place = next(folder for folder in self.folder.path.parents if folder.is_dir())
-            check_round_trip(self.policy, config.policy, given, place)
+            check_saved(self.policy, config.policy, is_given, place)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
@@ -206,6 +205,10 @@ class Trainer:
             learned_before = f"warm start {steps} steps on {taught.words}, batch {batch}, AdamW at {rate:g}\n"
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
+        if lost := getattr(self.policy.model, "left_out", None):
+            without_rules += (
+                f"left out   {len(lost)} weights of its files are not the policy's nor saved: {min(lost)} ...\n"
+            )
         engine = f" in {dtype}" if (dtype := getattr(self.learner.core.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
