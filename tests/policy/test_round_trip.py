@@ -114,7 +114,9 @@ def test_a_whole_model_that_its_config_does_not_make(base, tmp_path, monkeypatch
     if beyond and "log-prob" in words:  # which is not tried
         assert not said
     else:
-        assert re.search(f"would not bring this policy back: {words}.*; let config and class say what was changed", said)
+        assert re.search(
+            f"would not bring this policy back: {words}.*; let config and class say what was changed", said
+        )
 
 
 @pytest.mark.parametrize("beyond", [False, True])
@@ -134,8 +136,7 @@ def test_adapters_of_a_model_that_was_trained_before(base, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     ("kind", "taken"),
-    [(True, True), (False, True), ("gaussian", True), ("orthogonal", True), ("olora", True), ("pissa", True)]
-    + [("pissa_niter_4", False)],
+    [*((kind, True) for kind in (True, False, "gaussian", "orthogonal", "olora", "pissa")), ("pissa_niter_4", False)],
 )
 def test_an_initialisation_that_changes_the_model_at_random(base, tmp_path, kind, taken):
     said = refused(get_peft_model(of_folder(base), lora(init_lora_weights=kind)), byte_tokenizer(), tmp_path)
