@@ -115,9 +115,7 @@ def merge(model: Any) -> Any:
 def _read_weights(model: Any, folder: str, adapter: str = "default") -> dict[str, Any]:
     """Return the adapters' weights in a folder, if all are there; embeddings are saved only where they are trained."""
     weights: dict[str, Any] = _peft().load_peft_weights(folder, device="cpu")
-    wanted = _peft().get_peft_model_state_dict(
-        model, adapter_name=adapter, save_embedding_layers=False
-    )
+    wanted = _peft().get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
     check_complete(folder, set(wanted) - weights.keys())
     return weights
 

@@ -125,7 +125,7 @@ def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) ->
     again = load_policy(folder, replace(config, device=str(policy.device) if small else "cpu"), train=False)
     if (differs := _other_weights(own, _weights(again.model))) or not small:
         return differs
-    rough = policy.low_precision or inner.dtype is torch.float16
+    rough = policy.low_precision or inner.dtype is torch.float16 or hasattr(inner, "hf_quantizer")
     near = torch.finfo(torch.bfloat16 if rough else torch.float32).eps ** 0.5  # half of the digits are left to rounding
     ids_ST = two_rows(min(16, policy.longest), policy.vocabulary).to(policy.device)
     with policy.arithmetic():
@@ -148,9 +148,10 @@ def _other_weights(own: dict[str, Tensor], again: dict[str, Tensor]) -> str:
         if many:
             return f"{len(many)} of its weights would be {what}, as {min(many)}"
     for name, weight in own.items():
-        other = again[name]
-        if weight.is_floating_point() and weight.shape != other.shape:  # others, in 4 or 8 bits, are packed by device
+        if not weight.is_floating_point():
+            continue  # in 4 or 8 bits, packed as a device takes them
+        if weight.shape != (other := again[name]).shape:
             return f"{name} would have the shape {tuple(other.shape)} and not {tuple(weight.shape)}"
-        if weight.is_floating_point() and not other.is_meta and not torch.equal(weight.to(other), other):
+        if not (other.is_meta or torch.equal(weight.to(other), other) or torch.equal(weight, other.to(weight))):
             return f"{name} would have other values"
     return ""

@@ -131,9 +131,11 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
     Keys and values, of a window or of all tokens, and states. Where some prompt has one token, and where a model keeps
     anything in its own way, this is None, and `generate` reads the prompts itself.
     """
-    inner, positions = without_adapters(model), "_prepare_position_ids_for_generation"
-    own_positions = getattr(type(inner), positions, None) is not getattr(GenerationMixin, positions, None)
-    takes = CACHE in inspect.signature(inner.forward).parameters and not own_positions
+    inner = without_adapters(model)
+    own, common = (
+        getattr(each, "_prepare_position_ids_for_generation", None) for each in (type(inner), GenerationMixin)
+    )
+    takes = CACHE in inspect.signature(inner.forward).parameters and own is common  # others note the prompts' positions
     if not takes or not mask_PQ[:, :-1].any(1).all():
         return None
     settings = GenerationConfig(

@@ -206,9 +206,7 @@ class Trainer:
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
         if lost := getattr(self.policy.model, "left_out", None):
-            without_rules += (
-                f"left out   {len(lost)} weights of its files are not the policy's nor saved: {min(lost)} ...\n"
-            )
+            without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, as {min(lost)}\n"
         engine = f" in {dtype}" if (dtype := getattr(self.learner.core.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
