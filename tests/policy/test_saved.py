@@ -83,12 +83,12 @@ def test_lora_on_an_embedding_is_taken(adapted, family):
     assert len(sample(policy, ["ab"], 2, 3, 1.0).completions) == 2
 
 
-def test_several_active_adapters_are_refused(adapted):
+def test_several_active_adapters_are_refused(adapted, tmp_path):
     model, tokenizer = adapted("one", "two")
     model.base_model.set_adapter(["one", "two"])
+    policy = adopt_policy(model, tokenizer, OBJECT)
     with pytest.raises(InputError, match=r"2 active adapters \(one, two\), and a checkpoint holds one: activate"):
-        adopt_policy(model, tokenizer, OBJECT)
-    adopt_policy(model, tokenizer, OBJECT, train=False)
+        check_saved(policy, OBJECT, True, tmp_path)
 
 
 def test_what_is_trained_and_not_saved_is_refused(adapted, tmp_path):

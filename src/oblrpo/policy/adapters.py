@@ -71,18 +71,14 @@ def load_adapter_weights(model: Any, folder: Path) -> None:
     _peft().set_peft_model_state_dict(model, _read_weights(model, str(folder), name), name)
 
 
-def check_active(model: Any) -> None:
-    """Refuse a PEFT model of which a checkpoint would not hold all that is active."""
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
     if len(active := model.active_adapters) != 1:
         raise InputError(
             f"the model has {len(active)} active adapters ({', '.join(active)}), and a checkpoint holds one: activate "
             "the one that is to be trained, model.set_adapter(NAME)."
         )
-
-
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
-    [name] = model.active_adapters
+    [name] = active
     # On a CPU bitsandbytes' state_dict() repacks the weights, and the policy would be another one after a checkpoint.
     weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     model.save_pretrained(folder, selected_adapters=[name], state_dict=weights)

@@ -29,12 +29,11 @@ from oblrpo.objects import PREFIX
 from oblrpo.policy.adapters import (
     add_adapter,
     base_of,
-    check_active,
     load_adapter,
     load_adapter_weights,
     without_adapters,
 )
-from oblrpo.policy.files import check_complete, check_is_there, explained, is_gguf, reason
+from oblrpo.policy.files import check_complete, check_is_there, explained, is_gguf
 from oblrpo.policy.gguf import read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
@@ -172,8 +171,6 @@ def adopt_policy(
             f"weights in {str(min(low, key=str)).removeprefix('torch.')} lose small updates; load the model in float32 "
             "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora)."
         )
-    if train and getattr(model, "peft_config", None):
-        check_active(model)
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
     return _policy(model, tokenizer, config, name)
 
@@ -275,17 +272,10 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
             "is its tokenizer_config.json missing? Copy it there, or set another pad_token."
         )
     types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
-    try:
+    apart = f"{which} has weights in {' and '.join(types)}, which its layers do not take together"
+    with explained(apart, ": load it in one of them, or compute in bfloat16 (bf16)."), policy.arithmetic():
         if len(types) > 1:
-            with policy.arithmetic(), torch.no_grad():
-                model(input_ids=torch.tensor([[0, 1]], device=policy.device), use_cache=False)
-    except RuntimeError as error:
-        if "type" not in str(error):
-            raise
-        raise InputError(
-            f"{which} has weights in {' and '.join(types)}, which its layers do not take together "
-            f"({reason(error)}): load it in one of them, or compute in bfloat16 (bf16)."
-        ) from None
+            model(input_ids=torch.tensor([[0, 1]], device=policy.device), use_cache=False)
     return policy
 
 

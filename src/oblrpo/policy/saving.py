@@ -86,15 +86,12 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
             for parameter, value in zip(adapters, before, strict=True):
                 parameter.copy_(value)
     if differs:
-        cure = (
-            "let config and class say what was changed, such as num_hidden_layers, and let no two layers share a weight"
+        cures = (
+            "let config and class say what was changed, such as num_hidden_layers, and let no layers share a weight",
+            "save the model beneath the adapters with its tokenizer (save_pretrained), load it from there and add them "
+            "to it, with an init_lora_weights that changes no other weight at random",
         )
-        if adapters:
-            cure = (
-                "save the model beneath the adapters with its tokenizer (save_pretrained), load it from there and add "
-                "them to it, with an init_lora_weights that changes no other weight at random"
-            )
-        raise InputError(f"a checkpoint would not bring this policy back: {differs}; {cure}.")
+        raise InputError(f"a checkpoint would not bring this policy back: {differs}; {cures[bool(adapters)]}.")
 
 
 def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) -> str:
@@ -125,7 +122,7 @@ def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) ->
     again = load_policy(folder, replace(config, device=str(policy.device) if small else "cpu"), train=False)
     if (differs := _other_weights(own, _weights(again.model))) or not small:
         return differs
-    rough = policy.low_precision or inner.dtype is torch.float16 or hasattr(inner, "hf_quantizer")
+    rough = policy.low_precision or hasattr(inner, "hf_quantizer")
     near = torch.finfo(torch.bfloat16 if rough else torch.float32).eps ** 0.5  # half of the digits are left to rounding
     ids_ST = two_rows(min(16, policy.longest), policy.vocabulary).to(policy.device)
     with policy.arithmetic():

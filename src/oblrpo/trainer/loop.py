@@ -24,8 +24,6 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
-from oblrpo.policy import adopt_policy, make_policy
-from oblrpo.policy.saving import check_saved
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
 from oblrpo.runs import Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
@@ -40,7 +38,7 @@ from oblrpo.trainer.metrics import completion_rows, part_metrics, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
 from oblrpo.trainer.prompts import Prompts
-from oblrpo.trainer.setup import check, load_checkpoint, make_learner, row_batches, set_threads
+from oblrpo.trainer.setup import check, make_learner, policy_of, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, task_of
 from oblrpo.trainer.warm_start import warm_start
@@ -77,13 +75,7 @@ class Trainer:
         self.tokens = 0
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
-        if self.objects.model is not None:
-            self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
-        else:
-            self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
-        if (is_given := self.objects.model is not None) or (config.policy.model and not checkpoint):
-            place = next(folder for folder in self.folder.path.parents if folder.is_dir())
-            check_saved(self.policy, config.policy, is_given, place)
+        self.policy = policy_of(config, self.objects, checkpoint, self.folder.path)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
