@@ -174,7 +174,8 @@ def train(
     if objects.model is not None:
         # What the settings say of loading does not hold of a model that is loaded.
         dtype = "bfloat16" if "bfloat16" in str(getattr(objects.model, "dtype", "")) else "float32"
-        config = with_settings(config, {"dtype": dtype, "load_in_4bit": False}, "the model", ())
+        in_4_bits = bool(getattr(objects.model, "is_loaded_in_4bit", False))
+        config = with_settings(config, {"dtype": dtype, "load_in_4bit": in_4_bits}, "the model", ())
     check_settings(config, {name: name for name in given}, base)
 
     from oblrpo.report.console import Progress, console_of_program

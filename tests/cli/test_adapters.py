@@ -3,14 +3,15 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
 from oblrpo.errors import InputError
-from oblrpo.policy import load, load_policy, make_policy
+from oblrpo.policy import byte_tokenizer, load, load_policy, make_policy
 from oblrpo.scores import tapped_operations
 from oblrpo.settings import PolicyConfig
-from tests.cli.conftest import metrics_of
+from tests.cli.conftest import complained, metrics_of
 from tests.cli.test_families import folder_of
+from tests.scores.zoo import build_family
 
 pytest.importorskip("peft")
 pytestmark = [
@@ -92,6 +93,37 @@ def test_four_bits_under_adapters(base, small_run, tmp_path):
     code, out, err = small_run("--load-in-4bit", model=base, lora={"r": 2}, steps=2, eval_steps=0)
     assert code == 0, err
     assert "4-bit weights" in out
+
+
+@pytest.mark.usefixtures("dense_reward")
+@pytest.mark.filterwarnings("ignore:bitsandbytes..gemv_4bit. an autograd kernel")
+@pytest.mark.parametrize("stored", [False, True])
+def test_four_bits_are_trained_on_saved_and_merged(small_run, oblrpo, tmp_path, stored):
+    """Quantised as it is loaded, and as a folder has it; merged it is a model in numbers that computes the same."""
+    pytest.importorskip("bitsandbytes")
+    base, tokenizer = tmp_path / "model", byte_tokenizer()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_key_value_heads": 4}
+    build_family("qwen3-tied", torch.float32, vocab_size=258, **sizes).save_pretrained(base)
+    if stored:
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(base, quantization_config=config)
+        model.save_pretrained(base := tmp_path / "stored")
+    tokenizer.save_pretrained(base)
+    if stored:
+        complained(small_run(model=base), "the model is quantised, so that its weights cannot be trained; add adapters")
+    flags = () if stored else ("--load-in-4bit",)
+    code, _, err = small_run(*flags, model=base, lora={"r": 2}, steps=3, eval_steps=0)
+    assert code == 0, err
+    policy = load_policy(
+        str(tmp_path / "run" / "checkpoints" / "step_3"), PolicyConfig(device="cpu", load_in_4bit=not stored), False
+    )
+    before = logits_of(policy.model).log_softmax(-1)
+    policy.save(tmp_path / "again")
+    assert torch.equal(logits_of(policy.model).log_softmax(-1), before)
+    assert oblrpo("export", tmp_path / "run", "--merge")[0] == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export").eval()
+    assert not hasattr(merged.config, "quantization_config")
+    assert (before.exp() * (before - logits_of(merged).log_softmax(-1))).sum(-1).max() < 1e-2  # some CPUs take bfloat16
 
 
 def test_layers_that_are_not_there(base):

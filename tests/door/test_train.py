@@ -20,6 +20,7 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import load_file
+from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as bars
 
 import oblrpo
@@ -498,7 +499,25 @@ def test_a_tokenizer_alone_belongs_to_nothing():
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 def test_adapters_put_in_or_brought_along(tmp_path, train):
     peft = pytest.importorskip("peft")
-    run = train(lora={"r": 2}, gradient_checkpointing=True)
+    with pytest.raises(InputError, match=r"does not say which model the adapters belong to .*; save the model beneath"):
+        train(lora={"r": 2}, output=tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+    loaded()[0].save_pretrained(tmp_path / "model")
+
+    def stored():
+        return Qwen3ForCausalLM.from_pretrained(tmp_path / "model"), loaded()[1]
+
+    def changed():
+        model, tokenizer = stored()
+        model.model.norm.weight.data *= 1.5
+        return model, tokenizer
+
+    with pytest.raises(
+        InputError, match=r"not bring this policy back: .*norm.weight would have other values; save the"
+    ):
+        train(model=changed(), lora={"r": 2}, output=tmp_path / "no")
+    loaded()[1].save_pretrained(tmp_path / "model")
+    run = train(model=stored(), lora={"r": 2}, gradient_checkpointing=True)
     assert {name.split(".")[-3] for name, weight in run.policy.model.named_parameters() if weight.requires_grad} == {
         "lora_A", "lora_B",
     }  # fmt: skip
@@ -507,23 +526,29 @@ def test_adapters_put_in_or_brought_along(tmp_path, train):
     with pytest.raises(InputError, match="has adapters already"):
         train(model=(run.policy.model, run.policy.tokenizer), lora={"r": 2}, output=tmp_path / "no")
 
+    adapters = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+
     def adapted():
-        model, tokenizer = loaded()
+        model, tokenizer = stored()
         torch.manual_seed(3)
-        return peft.get_peft_model(
-            model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
-        ), tokenizer
+        return peft.get_peft_model(model, adapters), tokenizer
 
     whole = train(model=adapted(), output=tmp_path / "whole")
     train(model=adapted(), steps=2, output=tmp_path / "half")
     resumed = train(model=adapted(), resume=True, output=tmp_path / "half")
     assert metrics_of(resumed) == metrics_of(whole)
+    other = peft.get_peft_model(changed()[0], adapters), loaded()[1]
+    with pytest.raises(InputError, match=r"norm.weight would have other values"):
+        train(model=other, resume=True, steps=6, output=tmp_path / "half")
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
-def test_a_model_in_bfloat16_under_adapters_is_told_as_it_is(train, capsys):
+def test_a_model_in_bfloat16_under_adapters_is_told_as_it_is(train, capsys, tmp_path):
     pytest.importorskip("peft")
     model, tokenizer = loaded()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    model = Qwen3ForCausalLM.from_pretrained(tmp_path / "model")
     run = train(model=(model.bfloat16(), tokenizer), lora={"r": 2}, steps=1, progress=True)
     assert run._trainer.config.policy.dtype == "bfloat16"
     assert "bfloat16 on cpu" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import adopt_policy, byte_tokenizer, load_policy
 from oblrpo.policy.rehearsal import rehearse
+from oblrpo.policy.saving import check_saved
 from oblrpo.rollout import sample
 from oblrpo.runs import RunFolder
 from oblrpo.settings import PolicyConfig, TrainConfig
@@ -82,19 +83,19 @@ def test_lora_on_an_embedding_is_taken(adapted, family):
     assert len(sample(policy, ["ab"], 2, 3, 1.0).completions) == 2
 
 
-def test_several_active_adapters_are_refused(adapted):
+def test_several_active_adapters_are_refused(adapted, tmp_path):
     model, tokenizer = adapted("one", "two")
     model.base_model.set_adapter(["one", "two"])
+    policy = adopt_policy(model, tokenizer, OBJECT)
     with pytest.raises(InputError, match=r"2 active adapters \(one, two\), and a checkpoint holds one: activate"):
-        adopt_policy(model, tokenizer, OBJECT)
-    adopt_policy(model, tokenizer, OBJECT, train=False)
+        check_saved(policy, OBJECT, True, tmp_path)
 
 
-def test_what_is_trained_and_not_saved_is_refused(adapted):
+def test_what_is_trained_and_not_saved_is_refused(adapted, tmp_path):
     model, tokenizer = adapted()
     model.get_base_model().model.norm.weight.requires_grad_(True)
     with pytest.raises(InputError, match=r"model\.norm\.weight is trained, but PEFT does not save it"):
-        adopt_policy(model, tokenizer, OBJECT)
+        check_saved(adopt_policy(model, tokenizer, OBJECT), OBJECT, True, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +119,12 @@ def test_learned_prompts_are_evaluated_as_saved_and_trained_where_all_is_saved(t
     policy.save(tmp_path / "saved")
     assert torch.equal(logps(load_policy(str(tmp_path / "saved"), CPU, train=False).model), logps(model))
     if kind is PromptEncoderConfig:
-        with pytest.raises(
-            InputError, match=r"mlp_head.0.weight is trained, but PEFT does not save it .* prompt tuning"
-        ):
-            adopt_policy(model, policy.tokenizer, OBJECT)
+        with pytest.raises(InputError, match=r"prompt_encoder\.default\..* is trained, but PEFT does not save it"):
+            check_saved(adopt_policy(model, policy.tokenizer, OBJECT), OBJECT, True, tmp_path)
     else:
-        adopt_policy(model, policy.tokenizer, OBJECT, tmp_path / "saved")
+        check_saved(adopt_policy(model, policy.tokenizer, OBJECT, tmp_path / "saved"), OBJECT, True, tmp_path)
+        with pytest.raises(InputError, match="a learned prompt cannot be added to weights"):
+            policy.save_merged(tmp_path / "merged")
 
 
 @pytest.mark.parametrize(

@@ -71,30 +71,17 @@ def load_adapter_weights(model: Any, folder: Path) -> None:
     _peft().set_peft_model_state_dict(model, _read_weights(model, str(folder), name), name)
 
 
-def check_trained(model: Any) -> None:
-    """Refuse a PEFT model of which a checkpoint would not hold all that is active or trained."""
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
     if len(active := model.active_adapters) != 1:
         raise InputError(
             f"the model has {len(active)} active adapters ({', '.join(active)}), and a checkpoint holds one: activate "
             "the one that is to be trained, model.set_adapter(NAME)."
         )
-    if model.active_peft_config.is_prompt_learning:  # saved is what the encoder makes, if there is one
-        missing = [name for name, _ in model.prompt_encoder.named_parameters() if not name.endswith("embedding.weight")]
-        cure = "learn a prompt without an encoder, such as prompt tuning's"
-    else:
-        saved = _peft().get_peft_model_state_dict(model, adapter_name=active[0], save_embedding_layers=False)
-        places = {weight.data_ptr() for weight in saved.values()}
-        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        missing = [name for name, weight in trained.items() if weight.data_ptr() not in places]
-        cure = "freeze it (requires_grad_(False)), or name its module in modules_to_save"
-    if missing:
-        raise InputError(f"{missing[0]} is trained, but PEFT does not save it with the adapter {active[0]!r}: {cure}.")
-
-
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
-    [name] = model.active_adapters
-    model.save_pretrained(folder, selected_adapters=[name])
+    [name] = active
+    # On a CPU bitsandbytes' state_dict() repacks the weights, and the policy would be another one after a checkpoint.
+    weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    model.save_pretrained(folder, selected_adapters=[name], state_dict=weights)
     if name != "default":  # others have a folder of their own below
         for file in (folder / name).iterdir():
             file.replace(folder / file.name)
@@ -107,6 +94,8 @@ def merge(model: Any) -> Any:
     A head that is tied to the embedding gets a weight of its own where one of the two has an adapter, or is trained as
     it is: that is of that use alone.
     """
+    if model.active_peft_config.is_prompt_learning:
+        raise InputError("a learned prompt cannot be added to weights; export it as it is (without --merge).")
     inner = model.get_base_model()
     ends = inner.get_input_embeddings(), inner.get_output_embeddings()
     if ends[0].weight is ends[1].weight and any(hasattr(end, "base_layer") for end in ends):

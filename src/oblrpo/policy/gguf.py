@@ -25,22 +25,14 @@ def read_gguf_tokenizer(name: str) -> Any:
 
 
 def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
-    """Return the causal LM of a GGUF file, every weight dequantised to `dtype`; its name is the file's absolute path.
-
-    transformers refuses to save what it has read from a GGUF, so the weights go into a model of the same config: for
-    a moment they are there twice.
-    """
-    options: dict[str, Any] = {}
+    """Return the causal LM of a GGUF file, dequantised to `dtype`; its name is the file's absolute path."""
+    options = {"attn_implementation": attention} if attention else {}
     if config := getattr(transformers, "GgufConfig", None):  # blocks would stay packed where there is a kernel for them
         options["quantization_config"] = config(dequantize=True)
-    packed, report = _read(name, AutoModelForCausalLM, dtype=dtype, output_loading_info=True, **options)
+    model, report = _read(name, AutoModelForCausalLM, dtype=dtype, output_loading_info=True, **options)
     check_complete(name, report["missing_keys"])
-    if hasattr(packed.config, "quantization_config"):
-        del packed.config.quantization_config
-    options = {"attn_implementation": attention} if attention else {}
-    model = AutoModelForCausalLM.from_config(packed.config, dtype=dtype, **options)
-    model.load_state_dict(packed.state_dict())
-    model.generation_config = packed.generation_config
+    if quantizer := getattr(model, "hf_quantizer", None):  # which would refuse to save what is in numbers now
+        quantizer.remove_quantization_config(model)
     # PEFT looks for a config beside the weights to see if adapters' model has grown tokens; in a file there is none.
     warnings.filterwarnings("ignore", message=r"Could not find a config file in .*\.gguf", category=UserWarning)
     # What adapters call the model they belong to; transformers takes the file's folder.

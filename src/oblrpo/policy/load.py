@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,6 +21,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils import find_adapter_config_file
 
 from oblrpo.checksums import SUMS, damage
 from oblrpo.errors import InputError, pip_install
@@ -27,12 +29,11 @@ from oblrpo.objects import PREFIX
 from oblrpo.policy.adapters import (
     add_adapter,
     base_of,
-    check_trained,
     load_adapter,
     load_adapter_weights,
     without_adapters,
 )
-from oblrpo.policy.files import check_complete, check_is_there, explained, is_gguf, reason
+from oblrpo.policy.files import check_complete, check_is_there, explained, is_gguf
 from oblrpo.policy.gguf import read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
@@ -104,8 +105,11 @@ def _built(tokenizer: Any, config: PolicyConfig) -> Policy:
     return _policy(model.to(device), tokenizer, config)
 
 
-def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
-    """A causal LM and its tokenizer, from a folder, a GGUF file or, by name, the hub; adapters with their model."""
+def load_policy(name: str, config: PolicyConfig, train: bool = True, dequantise: bool = False) -> Policy:
+    """A causal LM and its tokenizer, from a folder, a GGUF file or, by name, the hub; adapters with their model.
+
+    `dequantise` gives quantised weights, to which nothing can be added, back as numbers: what they compute with.
+    """
     if train:
         check_policy(config)
     device, base = _device(config.device), base_of(name)
@@ -118,6 +122,9 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     with explained(f"cannot load the model {name!r}"):
         tokenizer = _tokenizer(name, config)
         model = _model(_absolute(base or name), config, device)
+        if dequantise and getattr(model, "hf_quantizer", None):
+            model = model.dequantize()
+            model._weight_conversions = None  # what undoes them would quantise again
     if not config.load_in_4bit:
         model = model.to(device)
     if base:
@@ -164,8 +171,6 @@ def adopt_policy(
             f"weights in {str(min(low, key=str)).removeprefix('torch.')} lose small updates; load the model in float32 "
             "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora)."
         )
-    if train and getattr(model, "peft_config", None):
-        check_trained(model)
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
     return _policy(model, tokenizer, config, name)
 
@@ -213,6 +218,12 @@ def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
     if is_gguf(name):
         return read_gguf_model(name, dtype, config.attn_implementation)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
+    kind: Any = AutoModelForCausalLM
+    if find_adapter_config_file(name) is None:  # or else transformers finds the model of adapters on the hub
+        of_model = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        # Of a model that also sees, the text alone would be loaded, and exported without the rest.
+        whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(of_model), None)
+        kind = whole if whole and [whole.__name__] == of_model.architectures else kind
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     if config.load_in_4bit:
@@ -220,13 +231,14 @@ def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
         options["device_map"] = {"": device}
-    return _read(AutoModelForCausalLM, name, **options)
+    return _read(kind, name, **options)
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:
-    """Return what transformers reads, if every weight was there in its shape."""
+    """Return what transformers reads, if every weight was there in its shape; weights without a use are `left_out`."""
     model, report = kind.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     check_complete(name, report["missing_keys"], report["mismatched_keys"])
+    model.left_out = set(report["unexpected_keys"])
     return model
 
 
@@ -270,17 +282,10 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
             "is its tokenizer_config.json missing? Copy it there, or set another pad_token."
         )
     types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
-    try:
+    apart = f"{which} has weights in {' and '.join(types)}, which its layers do not take together"
+    with explained(apart, ": load it in one of them, or compute in bfloat16 (bf16)."), policy.arithmetic():
         if len(types) > 1:
-            with policy.arithmetic(), torch.no_grad():
-                model(input_ids=torch.tensor([[0, 1]], device=policy.device), use_cache=False)
-    except RuntimeError as error:
-        if "type" not in str(error):
-            raise
-        raise InputError(
-            f"{which} has weights in {' and '.join(types)}, which its layers do not take together "
-            f"({reason(error)}): load it in one of them, or compute in bfloat16 (bf16)."
-        ) from None
+            model(input_ids=torch.tensor([[0, 1]], device=policy.device), use_cache=False)
     return policy
 
 

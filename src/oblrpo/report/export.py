@@ -55,7 +55,8 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
                 from oblrpo.policy import load_policy  # torch and transformers load only now
 
                 of_loading = {name: record.settings[name] for name in OF_LOADING if name in record.settings}
-                load_policy(str(model), PolicyConfig(**of_loading), train=False).save_merged(merged)
+                whole = load_policy(str(model), PolicyConfig(**of_loading), train=False, dequantise=True)
+                whole.save_merged(merged)
             shared, name = merged if merge else model, record.folder.path.resolve().name
             write_atomically(shared / "README.md", model_card(record, reached, name, base, adapters and not merge))
             sync_folder(shared)

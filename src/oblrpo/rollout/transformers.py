@@ -131,7 +131,12 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
     Keys and values, of a window or of all tokens, and states. Where some prompt has one token, and where a model keeps
     anything in its own way, this is None, and `generate` reads the prompts itself.
     """
-    if CACHE not in inspect.signature(without_adapters(model).forward).parameters or not mask_PQ[:, :-1].any(1).all():
+    inner = without_adapters(model)
+    own, common = (
+        getattr(each, "_prepare_position_ids_for_generation", None) for each in (type(inner), GenerationMixin)
+    )
+    takes = CACHE in inspect.signature(inner.forward).parameters and own is common  # others note the prompts' positions
+    if not takes or not mask_PQ[:, :-1].any(1).all():
         return None
     settings = GenerationConfig(
         max_new_tokens=1, eos_token_id=None, pad_token_id=pad, return_dict_in_generate=True

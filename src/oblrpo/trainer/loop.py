@@ -24,7 +24,6 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
-from oblrpo.policy import adopt_policy, make_policy
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
 from oblrpo.runs import Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
@@ -39,7 +38,7 @@ from oblrpo.trainer.metrics import completion_rows, part_metrics, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
 from oblrpo.trainer.prompts import Prompts
-from oblrpo.trainer.setup import check, load_checkpoint, make_learner, row_batches, set_threads
+from oblrpo.trainer.setup import check, make_learner, policy_of, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, task_of
 from oblrpo.trainer.warm_start import warm_start
@@ -76,10 +75,7 @@ class Trainer:
         self.tokens = 0
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
-        if self.objects.model is not None:
-            self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
-        else:
-            self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
+        self.policy = policy_of(config, self.objects, checkpoint, self.folder.path)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
@@ -199,6 +195,8 @@ class Trainer:
             learned_before = f"warm start {steps} steps on {taught.words}, batch {batch}, AdamW at {rate:g}\n"
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
+        if lost := getattr(self.policy.model, "left_out", None):
+            without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, as {min(lost)}\n"
         engine = f" in {dtype}" if (dtype := getattr(self.learner.core.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))

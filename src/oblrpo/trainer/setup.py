@@ -12,9 +12,11 @@ from oblrpo.clock import Clock
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, SNRSchedule
 from oblrpo.memory import keep_freed
-from oblrpo.policy import Policy, check_policy, load_policy
+from oblrpo.objects import Objects
+from oblrpo.policy import Policy, adopt_policy, check_policy, load_policy, make_policy
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
+from oblrpo.policy.saving import check_saved
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.engine import check_version
@@ -120,6 +122,17 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
     except InputError as error:
         fix = "If its files are damaged, remove that folder to resume from the checkpoint before it."
         raise InputError(f"{error} {fix}") from None
+
+
+def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None, run: Path) -> Policy:
+    """Return the policy of a run, once it has been tried that checkpoints bring it back."""
+    model, tokenizer, given = objects.model, objects.tokenizer, objects.model is not None
+    if checkpoint and not given:
+        return load_checkpoint(checkpoint, config)
+    policy = adopt_policy(model, tokenizer, config.policy, checkpoint) if given else make_policy(config.policy)
+    if config.policy.model:
+        check_saved(policy, config.policy, given, next(folder for folder in run.parents if folder.is_dir()))
+    return policy
 
 
 def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
