@@ -6,14 +6,27 @@ import math
 import statistics
 from collections.abc import Callable, Set
 from dataclasses import KW_ONLY, dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from oblrpo.diagnosis.course import STALLED, Course, Mean
 
 TINY = 1e-12
 SURE = 4.5
-"""How many standard errors a statistic must lie from what a healthy run shows, where a condition does not say. The
-highest of many windows is the luckiest of them, and a run is looked at after every step."""
+"""How many standard errors a statistic must lie from what a healthy run shows, where nothing else says."""
+FALSE = 0.01
+"""The chance that a run, of whatever length, shows one window apart from another that is not."""
+
+
+def surely(comparisons: int, values: int) -> float:
+    """How many standard errors one of so many comparisons surely lies apart, with noise from so many values.
+
+    The quantile of Student's t for the chance FALSE / comparisons, by Wallace's formula; of the squares of neighbouring
+    differences of n values, which overlap, the mean varies as with n / 1.5 degrees of freedom.
+    """
+    free = values / 1.5
+    normal = -NormalDist().inv_cdf(FALSE / comparisons) * (8 * free + 3) / (8 * free + 1)
+    return math.sqrt(free * math.expm1(normal * normal / free))
 
 
 class Reading(NamedTuple):
@@ -26,6 +39,8 @@ class Reading(NamedTuple):
     """The first step of the window that shows it."""
     words: dict[str, Any]
     """What the sentence says beside `value`."""
+    sure: float = 0.0
+    """How many standard errors it must lie from what a healthy run shows, where it is the worst of many; else 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +71,8 @@ class Condition:
     """False: it is a note, and nothing is wrong."""
     updated: bool = False
     """Its finding is updated after every step; its words say when it was `found`, and `until` when it was last seen."""
+    mends: bool = False
+    """Once half of the way from `then` to `now` is made up for, it is a note in the past tense."""
     rows: bool = False
     """It looks at rows one by one, and must see each: windows of long runs are not looked at after every row."""
     collapse: bool = False
@@ -77,7 +94,7 @@ class Condition:
 
     def holds(self, reading: Reading) -> bool:
         """Whether a reading reaches the threshold, and not by chance."""
-        return reading.value >= self.threshold and self.sureness(reading) >= self.sure
+        return reading.value >= self.threshold and self.sureness(reading) >= (reading.sure or self.sure)
 
 
 def mean(run: Course, key: str) -> Reading | None:
@@ -86,12 +103,19 @@ def mean(run: Course, key: str) -> Reading | None:
     return Reading(now.value, now.stderr, now.first, {}) if now else None
 
 
-def log_ratio(above: Mean, below: Mean, now: Mean) -> Reading:
-    """log(above / below) of two means of a metric, one of them that of now, with its error to first order."""
-    ratio = math.log(max(above.value, TINY) / max(below.value, TINY))
-    noise = math.hypot(*(each.stderr / each.value for each in (above, below) if each.value > TINY))
-    then = below if now is above else above
-    return Reading(ratio, min(noise, 1.0), now.first, {"now": now.value, "then": then.value, "step": then.last})
+def compared(run: Course, key: str, then: Mean, now: Mean, part: float) -> tuple[float, float]:
+    """The standard error of a mean that is one of many to be compared with now, and how many of these it takes."""
+    noise, known = run.apart(key, then, now, then.value + part * (now.value - then.value))
+    return noise, surely(run.count * max(1, len(run.past(key, now.first))), known * run.window)
+
+
+def log_ratio(run: Course, key: str, then: Mean, now: Mean, falls: bool, part: float = 0.5) -> Reading:
+    """By what log a metric has grown, or fallen, since a window that was chosen among all, with its error."""
+    noise, sure = compared(run, key, then, now, part)
+    ratio = math.log(max(now.value, TINY) / max(then.value, TINY)) * (-1 if falls else 1)
+    each_own = (max(each.stderr / each.value, noise / then.value) for each in (then, now) if each.value > TINY)
+    words = {"now": now.value, "then": then.value, "step": then.last}
+    return Reading(ratio, min(math.hypot(*each_own), 1.0), now.first, words, sure)
 
 
 def changed(
@@ -107,9 +131,8 @@ def changed(
     then = run.last_beyond(key, now, factor) if now and now.value >= least else None
     if now is None or then is None or not then.value > 0 or now.value - then.value < by:
         return None
-    above, below = (then, now) if factor > 1 else (now, then)
-    regardless = now.value >= enough or above.value >= enough_times * max(below.value, TINY)
+    regardless = now.value >= enough or now.value >= enough_times * then.value
     if not regardless and run.reward_since(then.last) >= STALLED:
         return None
     rows = [value for _, value, _ in run.columns[key].last[-run.window :]]
-    return None if median and statistics.median(rows) < then.value / factor else log_ratio(above, below, now)
+    return None if median and statistics.median(rows) < then.value / factor else log_ratio(run, key, then, now, factor > 1, 0.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, pairwise
 from operator import mul, sub
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ STALLED = 2.0  # the number of standard errors below which a reward has not rise
 STEADY = 3.0  # that from which on it surely has
 SOLVED = 0.9  # the mean of a reward between 0 and 1 from which on there is next to nothing left to learn
 BESIDE = ("step", "epoch", "eval", "val", "skipped")  # what a row may have that says nothing of training
+TINY = 1e-12  # rounding, of a square
 VAST = 1e150  # the square of less is a number, too
 OVERFLOW = "reward, loss or gradient"  # what was not finite, where it is not logged
 
@@ -35,6 +37,11 @@ class Mean(NamedTuple):
     first: int
     """The first of the steps."""
     last: int
+    change: float = 0.0
+    """The sum of the changes of its values from the value before."""
+    squares: float = 0.0
+    products: float = 0.0
+    """The sums of the squares of these changes, and of their products with the change before."""
 
     def above(self, other: Mean) -> float:
         """By how many standard errors of the difference it lies above another mean."""
@@ -61,6 +68,8 @@ class Column:
     highest: float = -math.inf
     means: dict[int, Mean] = field(default_factory=dict)
     """Those of the last values that are computed already, by their number."""
+    noise: dict[int, float] = field(default_factory=dict)
+    """The standard errors of a mean that are computed already, by the number of windows."""
 
     @property
     def last(self) -> list[tuple[int, float, float]]:
@@ -80,10 +89,15 @@ class Column:
         if value > self.highest:
             self.highest = value
         if self.count % (self.window * self.stride) == 0:
-            self.windows.append(self.mean())
+            last = [value for _, value, _ in islice(reversed(self.kept), self.window + 2)]
+            changes = list(map(sub, last, last[1:]))
+            own = changes[: self.window]
+            sums = (math.fsum(own), math.fsum(map(mul, own, own)), math.fsum(map(mul, own, changes[1:])))
+            self.windows.append(Mean(*self.mean()[:4], *sums))
             if len(self.windows) == MOST_WINDOWS:
                 self.stride *= 2
                 del self.windows[1::2]
+                self.noise = {}
 
     def forget(self, since: int) -> None:
         """Leave out the values from a step on."""
@@ -92,6 +106,7 @@ class Column:
             self.count -= 1
         while self.windows and self.windows[-1].last >= since:
             self.windows.pop()
+            self.noise = {}
         levels = [*(mean.value for mean in self.windows), *(value for _, value, _ in self.last)]
         self.lowest, self.highest = min(levels, default=math.inf), max(levels, default=-math.inf)
         self.means = {}
@@ -120,6 +135,35 @@ def spread_of(values: list[float], jumps: int = 0) -> float:
     squares = sorted(map(mul, changes, changes))
     squares = squares[: max(1, len(squares) - jumps)]
     return math.sqrt(math.fsum(squares) / (2 * len(squares))) if squares else 0.0
+
+
+def wander(windows: Sequence[Mean], width: int) -> float:
+    """The variance of the mean of a window of so many values, which may hang together, by those of some windows.
+
+    It is the greater of two. For values x_t = rho x_(t-1) + noise, with c_t = x_t - x_(t-1) less its mean, it follows
+    from rho = 1 + 2 sum c_t c_(t-1) / sum c_t^2, to which two standard errors, sqrt(2 / n) each, are added, and from
+    sum c_t^2 / (2 n (1 - rho)), the variance of x. For any values that keep their level it is sum A_s / 2, s = 1, 2,
+    4, ..., with A_s the mean of d^2 / 2 over differences d of neighbouring means of s windows (Allan's variance), plus
+    one standard error. The d of that sign count whose mean is less, as a slow course is no noise; where all have one
+    sign, it is half of the A before, as of values that do not hang together.
+    """
+    if not windows:
+        return 0.0
+    n = width * len(windows)
+    trend = math.fsum(mean.change for mean in windows) ** 2 / n
+    squares, products = (math.fsum(each) - trend for each in zip(*(mean[-2:] for mean in windows), strict=True))
+    rho = 1 + 2 * products / squares if squares > TINY * trend else 0.0
+    rho = min(max(rho + 2 * math.sqrt(2 / n), 0.0), 1 - 1 / n)
+    together = (1 + 2 * math.fsum((1 - k / width) * rho**k for k in range(1, width))) / width
+    whole, last, means = 0.0, 0.0, [mean.value for mean in windows]
+    while len(means) > 1:
+        steps = list(map(sub, means[1:], means))
+        ways = [each for each in ([x * x for x in steps if x > 0], [x * x for x in steps if x < 0]) if each]
+        sizes = [math.fsum(way) / (2 * len(way)) * (1 + math.sqrt(3 / len(way))) for way in ways]
+        last = min(sizes) if len(sizes) == 2 else last / 2
+        whole += last / 2
+        means = [(a + b) / 2 for a, b in zip(means[::2], means[1::2], strict=False)]
+    return max(squares / (2 * n * (1 - rho)) * together, whole + last / 2)  # and the rest, by halves
 
 
 @dataclass(frozen=True)
@@ -222,6 +266,17 @@ class Course:
         bound = factor * now.value
         windows = self.past(key, now.first)
         return next((m for m in reversed(windows) if (m.value >= bound if factor > 1 else m.value <= bound)), None)
+
+    def apart(self, key: str, then: Mean, now: Mean, level: float) -> tuple[float, int]:
+        """The standard error of a window's mean, by how it went until it last was between a level and then.
+
+        And the number of windows that this is known from, one at least.
+        """
+        sign, past, column = math.copysign(1.0, now.value - then.value), self.past(key, now.first), self.columns[key]
+        known = next((n for n in range(len(past), 0, -1) if sign * past[n - 1].value <= sign * level), 0)
+        if known not in column.noise:
+            column.noise[known] = math.sqrt(wander(past[:known], self.window))
+        return column.noise[known], max(1, known)
 
     def reward_since(self, step: int) -> float:
         """By how many standard errors the reward is above that of the last window up to a step; infinite if unknown."""

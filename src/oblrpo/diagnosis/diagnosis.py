@@ -52,7 +52,7 @@ class Diagnosis:
     def of(cls, watch: Watch, source: str, ours: bool = False) -> Diagnosis:
         """What a watch has found."""
         found = watch.findings
-        notes = [f for f in found if not f.wrong and f.until >= watch.course.compared - watch.course.span]
+        notes = [f for f in found if f.over or (not f.wrong and f.until >= watch.course.compared - watch.course.span)]
         wrong = [f for f in found if f.wrong]
         course, unchecked = watch.course, watch.unchecked
         lacking = dict.fromkeys(key for keys in unchecked.values() for key in keys)
@@ -82,7 +82,7 @@ class Diagnosis:
             lines += [f"   -  {each.name}, {each.when}. {each.sentence}" for each in finding.follows]
         never = [(key, rows) for key, rows in self.empty.items() if rows > 1]  # one row alone is a finding
         lines += ["", f"{NOTES}:"] if self.notes or never else []
-        lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
+        lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}".rstrip() for note in self.notes]
         lines += [f"-  {key} is NaN or infinite in all {rows} rows." for key, rows in never]
         lacking = dict.fromkeys(key for keys in self.unchecked.values() for key in keys if key not in self.empty)
         if lacking and not self.ours:

@@ -21,7 +21,7 @@ STANDSTILL = frozenset({
 DAMAGE = STANDSTILL | {
     "not finite", "reward fell", "entropy collapsed", "entropy exploded", "KL runs away", "length runs away",
     "length shrinks", "baselines explode", "gradient grows", "gradient spikes", "clipping", "truncation",
-    "format saturated",
+    "format saturated", "one answer",
 }  # fmt: skip
 """How it shows that a policy breaks or becomes another, whatever the reason."""
 
@@ -59,7 +59,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("same reward", rewards.same_reward, ("reward",), 1, turns={"-learning_rate"}, brings=OUTAGE,
         updated=True, rows=True, collapse=True,
         sentence="Nothing to learn from: every completion got the same reward, {earned}.",
-        cure="Check the reward: score some of these completions by hand. If it is right, and rewards differed before, "
+        cure="Check the reward: score some of these completions by hand; are any empty? If it is right, and rewards differed before, "
              "updates were too large: {shorten}. If they never did, choose other prompts, raise num_generations, or "
              "start with supervised learning.",
     ),
@@ -74,6 +74,19 @@ CONDITIONS: tuple[Condition, ...] = (
         cure="Check that step's rewards for outliers, infinities and missing values. If it happens again, make updates "
              "smaller ({shorten}), and restart from an earlier checkpoint.",
     ),
+    Condition("far at once", policy.far_at_once, ("kl",), 1, turns={"-learning_rate"}, brings=RUIN, rows=True,
+        sentence="In {unit} {step} {shown}, before updates can have done that.",
+        cure="The policy begins as its reference: find what makes the two differ, such as another base model or "
+             "adapter, dropout, dtype, padding or chat template. If KL was 0 at first, updates are too large: "
+             "{shorten}.",
+    ),
+    Condition("groups of one", rewards.groups_of_one, ("critic/advantages/mean", "reward"), 0.9, brings=DAMAGE,
+        rows=True,
+        sentence="Advantages are the rewards themselves, in {rows}: there is nothing that a completion is compared "
+                 "with.",
+        cure="Sample several completions of each prompt (verl: rollout.n, TRL: num_generations), or use an algorithm "
+             "that needs no groups.",
+    ),
     Condition("gradient cut off", partial(updates.without_gradient, differing=True), (NORM, "reward"), 1,
         brings=STANDSTILL, rows=True,
         description="Rewards differ, and no gradient reaches the weights: nothing can be learned. It looks like "
@@ -86,10 +99,10 @@ CONDITIONS: tuple[Condition, ...] = (
              "tokens are masked, or gradient checkpointing is reentrant under an adapter (use_reentrant False, or "
              "enable_input_require_grads). In float16 the loss scaler may have skipped a first step.",
     ),
-    Condition("reward fell", rewards.reward_fell, ("reward",), 0.3, turns={"-learning_rate"}, brings=RUIN,
-        collapse=True,
-        sentence="The reward has fallen: its mean over {window} is {now:.3f}, down from {best:.3f} around {unit} "
-                 "{then}.",
+    Condition("reward fell", rewards.reward_fell, ("reward",), rewards.LOST, turns={"-learning_rate"}, brings=RUIN,
+        collapse=True, mends=True,
+        sentence="The reward {has} fallen: its mean over {window} {is} {now:.3f}, down from {then:.3f} around {unit} "
+                 "{step}.",
         cure=TOO_LONG,
     ),
     Condition("task traded", parts.task_traded, ("rewards/*/mean", "reward"), 0.25,
@@ -114,43 +127,50 @@ CONDITIONS: tuple[Condition, ...] = (
              "differ, find what cuts the weights off from the loss: they are frozen, or all tokens are masked.",
     ),
     Condition("entropy collapsed", policy.entropy_collapsed, ("entropy", "reward"), log(10),
-        turns={"-learning_rate", "+temperature"}, brings=DAMAGE, collapse=True,
-        sentence="Entropy has collapsed: it is {now:.3g} nats per token, down from {then:.3g} around {unit} {step}.",
+        turns={"-learning_rate", "+temperature"}, brings=DAMAGE, collapse=True, mends=True,
+        sentence="Entropy {has} collapsed: it {is} {now:.3g} nats per token, down from {then:.3g} around {unit} {step}.",
         cure="Completions of a prompt are nearly identical. Go back to an earlier checkpoint and make updates smaller "
              "({shorten}), raise temperature or epsilon_high, or use more varied prompts.",
     ),
+    Condition("one answer", policy.one_answer, ("reward", LENGTH), 0.5, turns={"-learning_rate", "+temperature"},
+        brings=DAMAGE, rows=True,
+        sentence="Completions have become one answer: in {many} of the last {of} all earned {earned}, with {length:.4g} "
+                 "tokens.",
+        cure="Read it: the reward should not pay for it. Go back to an earlier checkpoint, raise temperature or "
+             "num_generations, and make updates smaller ({shorten}).",
+    ),
     Condition("entropy exploded", partial(changed, key="entropy", factor=1 / 2, by=0.5), ("entropy", "reward"),
-        log(2), turns={"-learning_rate"}, brings=DAMAGE,
+        log(2), turns={"-learning_rate"}, brings=DAMAGE, mends=True,
         description="The policy writes ever more at random. It looks like a mean entropy of twice its lowest or more, "
                     "and half a nat above it, with no rise of the reward since.",
-        sentence="Entropy has exploded: it is {now:.3g} nats per token, up from {then:.3g} around {unit} {step}, and "
-                 "the reward does not rise.",
+        sentence="Entropy {has} exploded: it {is} {now:.3g} nats per token, up from {then:.3g} around {unit} {step}, and "
+                 "the reward {does} not rise.",
         cure="The policy drifts towards noise. " + TOO_LONG,
     ),
     Condition("KL runs away", partial(changed, key="kl", factor=1 / 3, least=0.3, enough=1.0), ("kl", "reward"),
-        log(3), turns={"-learning_rate"}, brings=DAMAGE,
+        log(3), turns={"-learning_rate"}, brings=DAMAGE, mends=True,
         description="The policy moves away from its reference and gets nothing for it. It looks like a mean `kl` of "
                     "three times what it was, above 0.3 nats a token, with no rise of the reward since; above 1 nat a "
                     "token whatever the reward does.",
-        sentence="The policy runs away from its reference: the KL penalty's term is {now:.3g} nats per token, up from "
+        sentence="The policy {runs} away from its reference: the KL penalty's term {is} {now:.3g} nats per token, up from "
                  "{then:.3g} around {unit} {step}.",
         cure="Make updates smaller ({shorten}), raise beta, or go back to an earlier checkpoint.",
     ),
     Condition("length runs away", partial(changed, key=LENGTH, factor=1 / 2), (LENGTH, "reward"), log(2),
-        turns={"-max_completion_length"}, brings=DAMAGE,
+        turns={"-max_completion_length"}, brings=DAMAGE, mends=True,
         description="Completions become longer, and no better. It looks like a mean length of twice what it was, with "
                     "no rise of the reward since. Length that brings reward is no illness.",
-        sentence="Length runs away: {now:.0f} tokens, up from {then:.0f} around {unit} {step}; the reward has not "
+        sentence="Length {runs} away: {now:.0f} tokens, up from {then:.0f} around {unit} {step}; the reward {has} not "
                  "risen.",
         cure="Read the longest completions: do they repeat themselves? Reward the answer and not the length, mask or "
              "penalise truncated completions, or use a loss that does not favour length (dr_grpo, or a sum over "
              "tokens).",
     ),
     Condition("length shrinks", partial(changed, key=LENGTH, factor=2.0), (LENGTH, "reward"), log(2),
-        turns={"-learning_rate"}, brings=DAMAGE, collapse=True,
+        turns={"-learning_rate"}, brings=DAMAGE, collapse=True, mends=True,
         description="Completions become shorter, and no better. It looks like a mean length of half of what it was or "
                     "less, with no rise of the reward since.",
-        sentence="Length shrinks: {now:.0f} tokens, down from {then:.0f} around {unit} {step}; the reward has not "
+        sentence="Length {shrinks}: {now:.0f} tokens, down from {then:.0f} around {unit} {step}; the reward {has} not "
                  "risen.",
         cure="Read some completions: is the answer still there? Check what the reward gives an empty one. " + TOO_LONG,
     ),
@@ -189,11 +209,11 @@ CONDITIONS: tuple[Condition, ...] = (
         cure="Check that step's rewards for outliers, and clip them{shrink}.",
     ),
     Condition("gradient grows", partial(changed, key=NORM, factor=1 / 10, enough_times=50.0, median=True),
-        (NORM, "reward"), log(10), turns={"-learning_rate"}, brings=DAMAGE,
+        (NORM, "reward"), log(10), turns={"-learning_rate"}, brings=DAMAGE, mends=True,
         description="The gradient becomes ever larger, and the policy no better. It looks like a mean `grad_norm` of "
                     "ten times what it was, with no rise of the reward since; of fifty times, whatever the reward "
                     "does. The median has grown as much, since a mean grows by a single spike.",
-        sentence="The gradient grows: its norm is {now:.3g}, up from {then:.3g} around {unit} {step}.",
+        sentence="The gradient {grows}: its norm {is} {now:.3g}, up from {then:.3g} around {unit} {step}.",
         cure="Set max_grad_norm near its usual norm. " + TOO_LONG,
     ),
     Condition("gradient spikes", updates.gradient_spikes, (NORM,), 3, turns={"-learning_rate"}, brings=DAMAGE,
