@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from oblrpo.diagnosis.course import STALLED, Course, Mean
+from oblrpo.diagnosis.course import STALLED, Course, Mean, wander
 
 TINY = 1e-12
 SURE = 4.5
@@ -33,12 +33,9 @@ class Reading(NamedTuple):
     """What a statistic shows at a step: the greater, the worse."""
 
     value: float
-    stderr: float
-    """Its standard error; 0 where it is counted and not estimated."""
-    since: int
-    """The first step of the window that shows it."""
-    words: dict[str, Any]
-    """What the sentence says beside `value`."""
+    stderr: float  # its standard error; 0 where it is counted and not estimated
+    since: int  # the first step of the window that shows it
+    words: dict[str, Any]  # what the sentence says beside `value`
     sure: float = 0.0
     """How many standard errors it must lie from what a healthy run shows, where it is the worst of many; else 0."""
 
@@ -48,35 +45,26 @@ class Condition:
     """Something that is wrong with a run: a statistic with its noise, and a threshold."""
 
     name: str
-    statistic: Callable[[Course], Reading | None]
-    """None where nothing can be said at this step."""
-    columns: tuple[str, ...]
-    """The metrics that it needs."""
-    threshold: float
-    """The statistic from which on the condition holds."""
+    statistic: Callable[[Course], Reading | None]  # None where nothing can be said at this step
+    columns: tuple[str, ...]  # the metrics that it needs
+    threshold: float  # the statistic from which on the condition holds
     _: KW_ONLY
     sentence: str
     cure: str
     description: str = ""
     """What it is and looks like, where several conditions share a statistic; else the statistic's docstring says so."""
-    turns: Set[str] = frozenset()
-    """What its cure turns, and in which direction: "-learning_rate"."""
+    turns: Set[str] = frozenset()  # what its cure turns, and in which direction: "-learning_rate"
     brings: Set[str] = frozenset()
     """What it may bring along: a cause is reported with its cure, and these beneath it without one."""
-    healthy: float = 0.0
-    """What the statistic of a healthy run does not exceed but by its noise."""
-    sure: float = SURE
-    """How many standard errors a reading must lie above what a healthy run shows."""
-    wrong: bool = True
-    """False: it is a note, and nothing is wrong."""
+    healthy: float = 0.0  # what the statistic of a healthy run does not exceed but by its noise
+    sure: float = SURE  # how many standard errors a reading must lie above what a healthy run shows
+    wrong: bool = True  # False: it is a note, and nothing is wrong
     updated: bool = False
     """Its finding is updated after every step; its words say when it was `found`, and `until` when it was last seen."""
-    mends: bool = False
-    """Once half of the way from `then` to `now` is made up for, it is a note in the past tense."""
+    mends: bool = False  # once half of the way from `then` to `now` is made up for, it is a note in the past tense
     rows: bool = False
     """It looks at rows one by one, and must see each: windows of long runs are not looked at after every row."""
-    collapse: bool = False
-    """A run with `stop_on_collapse` ends where it holds."""
+    collapse: bool = False  # a run with `stop_on_collapse` ends where it holds
 
     @property
     def about(self) -> str:
@@ -103,10 +91,17 @@ def mean(run: Course, key: str) -> Reading | None:
     return Reading(now.value, now.stderr, now.first, {}) if now else None
 
 
-def compared(run: Course, key: str, then: Mean, now: Mean, part: float) -> tuple[float, float]:
-    """The standard error of a mean that is one of many to be compared with now, and how many of these it takes."""
-    noise, known = run.apart(key, then, now, then.value + part * (now.value - then.value))
-    return noise, surely(run.count * max(1, len(run.past(key, now.first))), known * run.window)
+def compared(run: Course, key: str, then: Mean, now: Mean, part: float = 0.5) -> tuple[float, float]:
+    """The standard error of a mean that was chosen among all to compare now with, and how many of these it takes.
+
+    It is taken from how the mean went before it last left a level, that part of the way from then to now.
+    """
+    sign, noises, past = math.copysign(1.0, now.value - then.value), run.columns[key].noise, run.past(key, now.first)
+    level = sign * (then.value + part * (now.value - then.value))
+    known = next((n for n in range(len(past), 0, -1) if sign * past[n - 1].value <= level), 0)
+    if known not in noises:
+        noises[known] = math.sqrt(wander(past[:known], run.window))
+    return noises[known], surely(run.count * max(1, len(past)), max(1, known) * run.window)
 
 
 def log_ratio(run: Course, key: str, then: Mean, now: Mean, falls: bool, part: float = 0.5) -> Reading:
@@ -135,4 +130,6 @@ def changed(
     if not regardless and run.reward_since(then.last) >= STALLED:
         return None
     rows = [value for _, value, _ in run.columns[key].last[-run.window :]]
-    return None if median and statistics.median(rows) < then.value / factor else log_ratio(run, key, then, now, factor > 1, 0.0)
+    if median and statistics.median(rows) < then.value / factor:
+        return None
+    return log_ratio(run, key, then, now, falls=factor > 1, part=0.0)

@@ -7,8 +7,9 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from operator import mul, sub
+from statistics import median
 from typing import Any, NamedTuple
 
 from oblrpo.diagnosis.outages import Outages
@@ -34,14 +35,11 @@ class Mean(NamedTuple):
     value: float
     stderr: float
     """Its standard error: of the differences between neighbouring values, and no less than what was measured."""
-    first: int
-    """The first of the steps."""
+    first: int  # the first of the steps
     last: int
-    change: float = 0.0
-    """The sum of the changes of its values from the value before."""
+    change: float = 0.0  # the sum of the changes of its values from the value before
     squares: float = 0.0
-    products: float = 0.0
-    """The sums of the squares of these changes, and of their products with the change before."""
+    products: float = 0.0  # the sums of the squares of these changes, and of their products with the change before
 
     def above(self, other: Mean) -> float:
         """By how many standard errors of the difference it lies above another mean."""
@@ -53,17 +51,12 @@ class Mean(NamedTuple):
 class Column:
     """One metric of a run: its last values, and the means of all windows before."""
 
-    window: int = WINDOW
-    """How many values a mean is taken over."""
+    window: int = WINDOW  # how many values a mean is taken over
     kept: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=2 * POOLED + WINDOW))
     """Steps, values, and their standard errors where they are known, or 0: 50 are left when an outage is forgotten."""
-    windows: list[Mean] = field(default_factory=list)
-    """Means of one window after the other, from the first step on."""
-    first: Mean | None = None
-    """The first value, if its standard error is known."""
+    windows: list[Mean] = field(default_factory=list)  # means of one window after the other, from the first step on
     count: int = 0
-    stride: int = 1
-    """Of the windows one in so many is kept."""
+    stride: int = 1  # of the windows one in so many is kept
     lowest: float = math.inf
     highest: float = -math.inf
     means: dict[int, Mean] = field(default_factory=dict)
@@ -78,8 +71,6 @@ class Column:
 
     def add(self, step: int, value: float, stderr: float) -> None:
         """Take one more value."""
-        if not self.count and stderr:
-            self.first = Mean(value, stderr, step, step)
         self.kept.append((step, value, stderr))
         self.count += 1
         if self.means:
@@ -140,20 +131,21 @@ def spread_of(values: list[float], jumps: int = 0) -> float:
 def wander(windows: Sequence[Mean], width: int) -> float:
     """The variance of the mean of a window of so many values, which may hang together, by those of some windows.
 
-    It is the greater of two. For values x_t = rho x_(t-1) + noise, with c_t = x_t - x_(t-1) less its mean, it follows
-    from rho = 1 + 2 sum c_t c_(t-1) / sum c_t^2, to which two standard errors, sqrt(2 / n) each, are added, and from
-    sum c_t^2 / (2 n (1 - rho)), the variance of x. For any values that keep their level it is sum A_s / 2, s = 1, 2,
+    It is the greater of two. For values x_t = rho x_(t-1) + noise, with c_t = x_t - x_(t-1) less what is usual, it
+    follows from rho = 1 + 2 <c_t c_(t-1)> / <c_t^2>, to which two standard errors, sqrt(pi / n) each, are added, and
+    from <c_t^2> / (2 (1 - rho)), the variance of x; < > is the median over windows, in which a jump does not count. For any values that keep their level it is sum A_s / 2, s = 1, 2,
     4, ..., with A_s the mean of d^2 / 2 over differences d of neighbouring means of s windows (Allan's variance), plus
     one standard error. The d of that sign count whose mean is less, as a slow course is no noise; where all have one
     sign, it is half of the A before, as of values that do not hang together.
     """
     if not windows:
         return 0.0
-    n = width * len(windows)
-    trend = math.fsum(mean.change for mean in windows) ** 2 / n
-    squares, products = (math.fsum(each) - trend for each in zip(*(mean[-2:] for mean in windows), strict=True))
-    rho = 1 + 2 * products / squares if squares > TINY * trend else 0.0
-    rho = min(max(rho + 2 * math.sqrt(2 / n), 0.0), 1 - 1 / n)
+    n, trend = width * len(windows), median(mean.change for mean in windows) / width
+    less = [trend * (2 * mean.change - width * trend) for mean in windows]
+    squares = median(mean.squares - each for mean, each in zip(windows, less, strict=True))
+    products = median(mean.products - each for mean, each in zip(windows, less, strict=True))
+    rho = 1 + 2 * products / squares if squares > TINY * width * trend**2 else 0.0
+    rho = min(max(rho + 2 * math.sqrt(math.pi / n), 0.0), 1 - 1 / n)
     together = (1 + 2 * math.fsum((1 - k / width) * rho**k for k in range(1, width))) / width
     whole, last, means = 0.0, 0.0, [mean.value for mean in windows]
     while len(means) > 1:
@@ -163,7 +155,7 @@ def wander(windows: Sequence[Mean], width: int) -> float:
         last = min(sizes) if len(sizes) == 2 else last / 2
         whole += last / 2
         means = [(a + b) / 2 for a, b in zip(means[::2], means[1::2], strict=False)]
-    return max(squares / (2 * n * (1 - rho)) * together, whole + last / 2)  # and the rest, by halves
+    return max(squares / (2 * width * (1 - rho)) * together, whole + last / 2)  # and the rest, by halves
 
 
 @dataclass(frozen=True)
@@ -172,18 +164,12 @@ class Facts:
 
     looks_across: bool = False
     """Its baseline looks at other prompts: a prompt whose completions all earned the same still teaches."""
-    measured_rate: bool = False
-    """Its rate follows from how far updates move the policy, and not from a signal."""
-    corrects_sampler: bool | None = None
-    """Weights make up for a sampler that is not the policy; None: unknown."""
-    prompts: int = 0
-    """Prompts a step; 0: unknown."""
-    every: int = 1
-    """Steps from one row to the next, of which a row is the mean."""
-    unit: str = "step"
-    """What rows are counted in: "row" where a log names no steps."""
-    row_count: int = 0
-    """How many rows there are in all; 0: unknown."""
+    measured_rate: bool = False  # its rate follows from how far updates move the policy, and not from a signal
+    corrects_sampler: bool | None = None  # weights make up for a sampler that is not the policy; None: unknown
+    prompts: int = 0  # prompts a step; 0: unknown
+    every: int = 1  # steps from one row to the next, of which a row is the mean
+    unit: str = "step"  # what rows are counted in: "row" where a log names no steps
+    row_count: int = 0  # how many rows there are in all; 0: unknown
 
 
 class Course:
@@ -266,17 +252,6 @@ class Course:
         bound = factor * now.value
         windows = self.past(key, now.first)
         return next((m for m in reversed(windows) if (m.value >= bound if factor > 1 else m.value <= bound)), None)
-
-    def apart(self, key: str, then: Mean, now: Mean, level: float) -> tuple[float, int]:
-        """The standard error of a window's mean, by how it went until it last was between a level and then.
-
-        And the number of windows that this is known from, one at least.
-        """
-        sign, past, column = math.copysign(1.0, now.value - then.value), self.past(key, now.first), self.columns[key]
-        known = next((n for n in range(len(past), 0, -1) if sign * past[n - 1].value <= sign * level), 0)
-        if known not in column.noise:
-            column.noise[known] = math.sqrt(wander(past[:known], self.window))
-        return column.noise[known], max(1, known)
 
     def reward_since(self, step: int) -> float:
         """By how many standard errors the reward is above that of the last window up to a step; infinite if unknown."""

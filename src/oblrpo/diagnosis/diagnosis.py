@@ -29,24 +29,16 @@ from oblrpo.tables.schedules import MEASURED
 class Diagnosis:
     """What is wrong with a run, worst first; `print` shows it in words."""
 
-    source: str
-    """What was read."""
-    steps: int
-    """The number of steps in it."""
-    findings: list[Finding]
-    """What is wrong."""
-    notes: list[Finding]
-    """Conditions at the end of it that are no problem."""
+    source: str  # what was read
+    steps: int  # the number of steps in it
+    findings: list[Finding]  # what is wrong
+    notes: list[Finding]  # conditions at the end of it that are no problem
     unchecked: dict[str, tuple[str, ...]]
     """The conditions that could not be checked, and the metrics that the log lacks for that."""
-    empty: dict[str, int]
-    """Those of these that it has without a finite value, and in how many rows."""
-    ours: bool = False
-    """It is a run of `oblrpo train`, which logs all that it can."""
-    unit: str = "step"
-    """What `steps` counts: "row" where a log names no steps."""
-    enough: int = 20
-    """The number of steps below which most conditions cannot hold yet: two windows."""
+    empty: dict[str, int]  # those of these that it has without a finite value, and in how many rows
+    ours: bool = False  # it is a run of `oblrpo train`, which logs all that it can
+    unit: str = "step"  # what `steps` counts: "row" where a log names no steps
+    enough: int = 20  # the number of steps below which most conditions cannot hold yet: two windows
 
     @classmethod
     def of(cls, watch: Watch, source: str, ours: bool = False) -> Diagnosis:

@@ -31,7 +31,8 @@ def entropy_collapsed(run: Course) -> Reading | None:
     rising = run.reward_since(reference.last) >= STALLED and not run.stalled_since(reference.last)
     if rising and now.value > NO_ENTROPY:
         return None
-    reading, reward, agreed = log_ratio(run, "entropy", high, now, falls=True), run.now("reward"), silent(run, after_rise=False)
+    reading = log_ratio(run, "entropy", high, now, falls=True)
+    reward, agreed = run.now("reward"), silent(run, after_rise=False)
     share, row = run.columns.get("frac_reward_zero_std"), run.facts.every >= WINDOW  # is as long as a window
     begun = (share.lowest if row else share.windows[0].value) if share and agreed else 1.0
     silenced = agreed and begun < 0.7 <= agreed.value
@@ -137,13 +138,13 @@ def far_at_once(run: Course) -> Reading | None:
     """
     if run.count > run.window:
         return None
-    kl, norm = (run.value(key) or 0.0 for key in ("kl", "grad_norm"))
-    shown = [f"{what} was {now:,.0f}" for what, now, most in (("KL", kl, KL), ("the gradient's norm", norm, NORM)) if now > most]
-    words = {"step": run.step, "shown": " and ".join(shown)}
-    return Reading(max(kl / KL, norm / NORM), 0.0, run.step, words)
+    seen = ((what, run.value(key) or 0.0, most) for key, (what, most) in VAST.items())
+    far = [(now / most, f"{what} was {now:,.0f}") for what, now, most in seen if now >= most]
+    words = {"step": run.step, "shown": " and ".join(words for _, words in far)}
+    return Reading(max(far)[0], 0.0, run.step, words) if far else None
 
 
-KL, NORM = 100.0, 1e5  # which no policy shows that has just begun
+VAST = {"kl": ("KL", 100.0), "grad_norm": ("the gradient's norm", 1e5)}  # which no policy shows that has just begun
 
 
 def truncation(run: Course) -> Reading | None:

@@ -105,14 +105,11 @@ def _of_means(run: Course) -> Reading | None:
 def reward_fell(run: Course) -> Reading | None:
     """The policy has lost what it could do.
 
-    It looks like a mean reward of 10 steps that has lost three tenths of the best, or half of what was gained until then,
-    where that was much. A first step whose noise is known counts for a mean. A step that
-    was too long is the most common reason.
+    It looks like a mean reward of 10 steps that has lost three tenths of the best, or half of what was gained until
+    then, where that was much. A step that was too long is the most common reason.
     """
     now = run.now("reward")
     past = run.past("reward", now.first) if now else []
-    if now and (first := run.columns["reward"].first) and first.last < now.first:
-        past = [first, *past]
     if now is None or not past:
         return None
     best = max(past)
@@ -121,7 +118,7 @@ def reward_fell(run: Course) -> Reading | None:
     scale = max(level, gained) if not 0.3 * level <= gained <= level else min(level, gained / 0.6)
     if not scale or best.value - now.value < LOST * scale:
         return None
-    noise, sure = compared(run, "reward", best, now, 0.5)
+    noise, sure = compared(run, "reward", best, now)
     noise = math.hypot(max(noise, best.stderr), max(noise, now.stderr))
     words = {"now": now.value, "then": best.value, "step": best.last}
     return Reading((best.value - now.value) / scale, noise / scale, now.first, words, sure)

@@ -13,8 +13,9 @@ from oblrpo.diagnosis.outages import WAKE
 from oblrpo.diagnosis.table import CONDITIONS
 
 EACH_ROW = [condition for condition in CONDITIONS if condition.rows]
-STALLS = {"all truncated", "silent groups", "rewards agree", "format saturated", "no progress", "length runs away"}
-"""What is dropped when the reward has risen since: slow runs begin like that."""
+LONGER = "length runs away"
+STALLS = {"all truncated", "silent groups", "rewards agree", "format saturated", "no progress", LONGER}
+"""What is dropped when the reward has risen since (length: since it began to grow): slow runs begin like that."""
 PASSING = ("outlying reward", "not finite")
 """The conditions that explain what is found while they hold and soon after, and nothing later."""
 PAID = ("reward without accuracy", "task traded", "format saturated")
@@ -39,22 +40,15 @@ class Finding:
     """A condition that held."""
 
     condition: Condition
-    reading: Reading
-    """What its statistic showed when it was first found."""
-    found: int
-    """The step after which it was found."""
-    until: int
-    """The last step at which it held."""
+    reading: Reading  # what its statistic showed when it was first found
+    found: int  # the step after which it was found
+    until: int  # the last step at which it held
     sentence: str
     cure: str
-    past: str = ""
-    """The sentence once it is made up for."""
-    unit: str = "step"
-    """What `since`, `found` and `until` count: "row" where a log names no steps."""
-    follows: list[Finding] = field(default_factory=list)
-    """What follows from it, and needs no fix of its own."""
-    over: bool = False
-    """Whether it is made up for."""
+    past: str = ""  # the sentence once it is made up for
+    unit: str = "step"  # what `since`, `found` and `until` count: "row" where a log names no steps
+    follows: list[Finding] = field(default_factory=list)  # what follows from it, and needs no fix of its own
+    over: bool = False  # whether it is made up for
 
     @property
     def name(self) -> str:
@@ -70,11 +64,6 @@ class Finding:
     def since(self) -> int:
         """The first step of the window that showed it."""
         return self.reading.since
-
-    @property
-    def risen(self) -> int:
-        """The step since which the reward is not to have risen: length that brings reward, soon or late, is none."""
-        return self.reading.words["step"] if self.name == "length runs away" else self.until
 
     @property
     def sure(self) -> str:
@@ -132,13 +121,14 @@ class Watch:
                 continue
             if known and known.reading is reading:
                 continue
-            if known and not (condition.updated or known.over) and not self._again(known, before if condition.rows else compared):
+            told = known and not condition.updated and not known.over
+            if known and told and not self._again(known, before if condition.rows else compared):
                 known.until = step
                 continue
             words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
             sentence, past = (condition.sentence.format_map(tense | words) for tense in TENSES)
-            told = sentence, condition.cure.format_map(words), past, self.facts.unit
-            finding = Finding(condition, reading, words["found"], words["until"], *told)
+            cure, span = condition.cure.format_map(words), (words["found"], words["until"])
+            finding = Finding(condition, reading, *span, sentence, cure, past, self.facts.unit)
             self.found[condition.name] = finding
             new += [] if known and condition.updated else [finding]
         return [each for each in self.findings if each in new] if new else []
@@ -187,7 +177,8 @@ class Watch:
         That is what it explains, and what one would cure by turning back what it turns.
         """
         found = [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
-        left = [each for each in found if each.name not in STALLS or not self.course.risen_since(each.risen)]
+        since = {each.name: each.reading.words.get("step" * (each.name == LONGER), each.until) for each in found}
+        left = [each for each in found if each.name not in STALLS or not self.course.risen_since(since[each.name])]
         causes, left = [each for each in left if each.over], [each for each in left if not each.over]
         for each in found:
             each.follows = []
