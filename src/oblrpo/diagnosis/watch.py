@@ -179,7 +179,8 @@ class Watch:
         found = [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
         since = {each.name: each.reading.words.get("step" * (each.name == LONGER), each.until) for each in found}
         left = [each for each in found if each.name not in STALLS or not self.course.risen_since(since[each.name])]
-        causes, left = [each for each in left if each.over], [each for each in left if not each.over]
+        past, left = [each for each in left if each.over], [each for each in left if not each.over]
+        causes: list[Finding] = []
         for each in found:
             each.follows = []
         while left:
@@ -191,7 +192,7 @@ class Watch:
             cause = next((each for each in causes if each.condition.opposes(chain[-1].condition)), chain[-1])
             causes += [cause] if cause is chain[-1] else []
             cause.follows += [each for each in part if each is not cause and each.wrong]
-        return sorted(causes, key=lambda each: each.over)
+        return causes + [each for each in past if not any(self._explains(cause, each) for cause in causes)]
 
     @property
     def unchecked(self) -> dict[str, tuple[str, ...]]:
