@@ -535,7 +535,7 @@ def test_groups_of_one_completion():
 
 
 def test_one_answer_to_all_prompts():
-    """In two steps of three, in a log without the share of silent prompts; not of fixed lengths, nor where all is won."""
+    """In two steps of three, in a log without the share of silent ones; not of fixed lengths, nor where all is won."""
 
     def found(earned=0.64, length=9.0, others=60.0):
         random, rows = np.random.default_rng(0), []

@@ -17,7 +17,7 @@ from oblrpo.diagnosis.outages import Outages
 WINDOW = 10  # how many steps a mean is taken over, or rows where a log names no steps
 FEWEST = 3  # rows of a mean, where a row is the mean of several steps
 MOST_WINDOWS = 512  # windows that are kept: of a longer run every second, then every fourth, and so on
-SPARSE = 5_000  # rows from which on windows are looked at every thousandth of the run, and not after every row
+SPARSE = 2_000  # rows from which on windows are looked at every thousandth of the run, and not after every row
 POOLED = 5 * WINDOW  # how many of the last values say how noisy one is, so that no window is quiet by luck
 JUMPS = 2  # the number of changes from one level to another that are no noise
 STALLED = 2.0  # the number of standard errors below which a reward has not risen
