@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 from oblrpo.diagnosis.course import STALLED, Course, Mean, wander
 
 TINY = 1e-12
-SURE = 4.5
-"""How many standard errors a statistic must lie from what a healthy run shows, where nothing else says."""
-FALSE = 0.01
-"""The chance that a run, of whatever length, shows one window apart from another that is not."""
+SURE = 4.5  # how many standard errors a statistic must lie from what a healthy run shows, where nothing else says
+FALSE = 0.01  # the chance that a run, of whatever length, shows one window apart from another that is not
 
 
 def surely(comparisons: int, values: int) -> float:

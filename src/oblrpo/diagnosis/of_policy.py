@@ -138,10 +138,8 @@ def far_at_once(run: Course) -> Reading | None:
     """
     if run.count > run.window:
         return None
-    seen = ((what, run.value(key) or 0.0, most) for key, (what, most) in VAST.items())
-    far = [(now / most, f"{what} was {now:,.0f}") for what, now, most in seen if now >= most]
-    words = {"step": run.step, "shown": " and ".join(words for _, words in far)}
-    return Reading(max(far)[0], 0.0, run.step, words) if far else None
+    far = {f"{it} was {now:,.0f}": now / top for key, (it, top) in VAST.items() if (now := run.value(key) or 0) >= top}
+    return Reading(max(far.values()), 0.0, run.step, {"step": run.step, "shown": " and ".join(far)}) if far else None
 
 
 VAST = {"kl": ("KL", 100.0), "grad_norm": ("the gradient's norm", 1e5)}  # which no policy shows that has just begun

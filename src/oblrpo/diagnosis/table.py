@@ -25,8 +25,7 @@ DAMAGE = STANDSTILL | {
 }  # fmt: skip
 """How it shows that a policy breaks or becomes another, whatever the reason."""
 
-RUIN = DAMAGE | {"same reward", "all truncated", "policy collapsed", "sampler mismatch"}
-"""The same, to the end."""
+RUIN = DAMAGE | {"same reward", "all truncated", "policy collapsed", "sampler mismatch"}  # the same, to the end
 
 OUTAGE = DAMAGE - {"not finite"} | {"gradient cut off", "rate oscillates", "outlying reward", "task traded"}
 """How a reward shows that is down."""

@@ -23,8 +23,7 @@ PAID = ("reward without accuracy", "task traded", "format saturated")
 TENSES = [dict(zip(("has", "is", "does", "runs", "shrinks", "grows"), words.split(), strict=True))
           for words in ("has is does runs shrinks grows", "had was did ran shrank grew")]  # fmt: skip
 """Verbs of the sentences of conditions that may be made up for: as long as they hold, and after that."""
-EARLY = 3
-"""Windows by which what comes with a cause may show before it: a gradient grows before a reward falls."""
+EARLY = 3  # windows by which what comes with a cause may show before it: a gradient grows before a reward falls
 
 
 def words_of(measured: bool) -> dict[str, Any]:
