@@ -71,7 +71,7 @@ CONDITIONS: tuple[Condition, ...] = (
         cure="The policy begins as its reference: find what makes the two differ, such as another base model or "
              "adapter, dropout, dtype, padding or chat template. If KL was 0 at first, updates are too large: "
              "{shorten}."),
-    Condition("groups of one", rewards.groups_of_one, ("critic/advantages/mean", "reward"), 0.9, brings=DAMAGE,
+    Condition("groups of one", rewards.groups_of_one, ("reward",), 0.9, brings=DAMAGE,
         rows=True,
         sentence="Advantages are the rewards themselves, in {rows}: there is nothing that a completion is compared "
                  "with.",
