@@ -14,7 +14,7 @@ from oblrpo.diagnosis.watch import words_of
 FOUND, RUNS = Path("docs/results/alarms.csv"), Path("docs/results/alarms_runs.csv")
 
 EVERY = 10  # steps a row, TRL's default
-LINE = 35  # words
+LINE = 30  # words
 
 
 def conditions() -> str:

@@ -263,6 +263,19 @@ def _still(world: World, row: Row, since: int) -> Row:
     return still
 
 
+def _one_answer(world: World, row: Row, since: int) -> Row:
+    same = outage(0.2 * world.scale + world.shift)(world, row, since)
+    return same | {"completions/mean_length": 9.0} if since % 4 else row
+
+
+def _ungrouped(world: World, row: Row, since: int) -> Row:
+    return row | {"critic/advantages/mean": row["reward"] * world.random.normal(1, 0.03)}
+
+
+def _far(world: World, row: Row, since: int) -> Row:
+    return row | ({"kl": 1e4, "grad_norm": 4e5} if since == 1 else {})
+
+
 def _missing(world: World, row: Row, since: int) -> Row:
     return row | {"completions/masked_ratio": world.random.binomial(200, 0.3) / 200}
 
@@ -276,6 +289,9 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "one reward of 1,000, verl": (ONSET, Illness("outlying reward", 1, thousand, as_verl)),
     "one in 128 is +-100": (ONSET, Illness("outlying reward", 5, noisy(one_in_128), with_ends)),
     "rewards + .3 t(1.5)": (ONSET, Illness("outlying reward", 40, noisy(heavy), with_ends)),
+    "another reference": (0, Illness("far at once", 1, _far)),
+    "groups of one": (0, Illness("groups of one", 3, _ungrouped)),
+    "one answer in three steps of four": (ONSET, Illness("one answer", 20, _one_answer)),
     "gradient of 0": (ONSET, Illness("gradient cut off", 3, lambda world, row, since: row | {"grad_norm": 0.0})),
     "groups agree": (ONSET, Illness("no gradient", 5, _groups_agree)),
     "policy collapses": (ONSET, Illness("policy collapsed", 10, _collapsed)),

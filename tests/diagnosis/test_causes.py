@@ -469,3 +469,100 @@ def test_no_progress_takes_the_place_of_no_progress_yet():
     for count, told in ((99, ([], ["no progress yet"])), (103, (["no progress"], []))):
         found = diagnose(rows_of_run(count))
         assert ([each.name for each in found.findings], [each.name for each in found.notes]) == told
+
+
+DOWN = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0}
+CUT, LENGTH, SAMPLED = "completions/clipped_ratio", "completions/mean_length", "sampling/sampling_logp_difference/mean"
+NAN = float("nan")
+GARBAGE = {CUT: 1.0, LENGTH: 1024.0, "entropy": 6.0}
+CAUSES = {
+    # changes of a run whose completions are all cut and earn 0.21, and the cause that is to be named
+    "the grader dies": ([(30, DOWN)], {}, "same reward"),
+    "the grader dies soon": ([(4, DOWN)], {}, "same reward"),
+    "it pays -1": ([(30, DOWN | {"reward": -1.0})], {}, "same reward"),
+    "for a while": ([(30, DOWN), (50, {key: WELL[key] for key in DOWN} | {"reward": 0.21})], {}, "same reward"),
+    "hardly all are cut": ([(30, DOWN)], {CUT: 0.95}, "same reward"),
+    "nearly solved before": ([(30, DOWN)], {"reward": 0.8}, "same reward"),
+    "lengths are logged late": ([(30, DOWN | {CUT: 1.0})], {CUT: None}, "same reward"),
+    "empty text": ([(30, DOWN | {LENGTH: 0.0, CUT: 0.0, "entropy": 0.0})], {CUT: 0.05}, "same reward"),
+    "a collapse": ([(30, DOWN | GARBAGE)], {CUT: 0.05}, "policy collapsed"),
+    "a collapse of text that is cut": ([(30, DOWN | {"entropy": 6.0})], {}, "policy collapsed"),
+    "a slow one": (
+        [(30, {"reward": lambda n: max(0.003, 0.4 - n / 50), "reward_std": 0.01})],
+        {"reward": 0.4},
+        "reward fell",
+    ),
+    "another sampler": ([(30, {SAMPLED: 0.8}), (36, DOWN | {CUT: 1.0})], {SAMPLED: 0.01}, "sampler mismatch"),
+    "at once": ([(30, DOWN | {SAMPLED: 0.8})], {SAMPLED: 0.01}, "sampler mismatch"),
+    "NaN weights": ([(30, DOWN | GARBAGE | {"loss": NAN, "grad_norm": NAN})], {CUT: 0.05}, "not finite"),
+    "NaN weights, all cut": ([(30, DOWN | {"loss": NAN, "grad_norm": NAN, "kl": NAN})], {}, "not finite"),
+}
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("name", CAUSES)
+def test_what_earned_something_a_step_before_is_not_all_truncated(name, every):
+    changes, values, cause = CAUSES[name]
+    values = {"reward": 0.21, CUT: 1.0, LENGTH: 256.0} | values
+    rows = rows_of_run(90, *changes, **values)
+    rows = [
+        {key: value for key, value in row.items() if value is not None} | {"step": every * row["step"]} for row in rows
+    ]
+    found = diagnose([row | {"reward": max(-1.0, row["reward"])} for row in rows]).findings
+    assert found[0].name == cause
+    assert "all truncated" not in {each.name for finding in found for each in (finding, *finding.follows)}
+
+
+def test_prompts_that_were_solved_before_are_not_too_hard():
+    rows = rows_of_run(200, (60, {"reward": 0.03, "frac_reward_zero_std": 0.95}), reward=0.6)
+    found = diagnose(rows).findings[0]
+    silent = next(each for each in found.follows if each.name == "silent groups")
+    assert "too easy or too hard" in silent.sentence
+
+
+def test_groups_of_one_completion():
+    """As verl logs them: means over tokens and over completions differ a little."""
+    random = np.random.default_rng(0)
+    rows = [{"critic/score/mean": score, "critic/advantages/mean": score * random.normal(1, 0.05), "actor/entropy": 0.1}
+            for score in random.normal(-0.4, 0.25, 40)]  # fmt: skip
+    (finding,) = diagnose(rows).findings
+    assert (finding.name, finding.since, finding.found) == ("groups of one", 1, 3)
+    assert "rollout.n" in finding.cure
+    assert [each.name for each in diagnose(rows[:1]).findings] == ["groups of one"]  # all of a shorter log
+    grouped = [row | {"critic/advantages/mean": random.normal(0, 0.02)} for row in rows]
+    assert not diagnose(grouped).findings
+    assert not diagnose([row | {"critic/score/mean": 0.0, "critic/advantages/mean": 0.0} for row in rows[:4]]).findings
+
+
+def test_one_answer_to_all_prompts():
+    """In two steps of three, in a log without the share of silent ones; not of fixed lengths, nor where all is won."""
+
+    def found(earned=0.64, length=9.0, others=60.0):
+        random, rows = np.random.default_rng(0), []
+        for step in range(1, 46):
+            row = {"step": step, "reward": random.uniform(0.4, 0.6), "reward_std": 0.2, "kl": 0.03}
+            row |= {"completion_length": others + random.normal(0, 20) * (others != length), "grad_norm": 0.4}
+            same = {"reward": earned, "reward_std": 0.0, "completion_length": length, "grad_norm": 0.003}
+            rows.append(row | (same if step > 5 and step % 3 else {}))
+        return [finding.name for finding in diagnose(rows).findings]
+
+    assert found() == ["one answer"]
+    assert "one answer" not in found(others=9.0)
+    assert "one answer" not in found(earned=1.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [({"kl": 10833.0, "grad_norm": 421403.0}, True), ({"kl": 10833.0}, True), ({"grad_norm": 421403.0}, True),
+     ({"kl": 6.8, "grad_norm": 50.0}, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [1, 30])
+def test_the_first_row_counts_too(first, told, count):
+    """The KL of PPO, which is summed over an answer, may be 6.8 from the start."""
+    rows = rows_of_run(count)
+    rows[0] |= first
+    found = {finding.name: finding for finding in diagnose(rows).findings}
+    assert ("far at once" in found) == told
+    if told:
+        assert found["far at once"].since == 1
+        assert all(f"{value:,.0f}" in found["far at once"].sentence for value in first.values())

@@ -71,7 +71,7 @@ def test_runs_of_earlier_versions_made_updates_of_noise():
 def test_what_follows_is_listed_under_it_and_has_no_cure():
     """A policy that was harmed: it earns a third, its gradient is ninety times as large."""
     harmed = lambda row: row | {"reward": row["reward"] / 3, "grad_norm": row["grad_norm"] * 90}  # noqa: E731
-    found = diagnose(rows_of_run(0.0, first=25, after=harmed))
+    found = diagnose(rows_of_run(0.0, first=45, last=59, steps=90, after=harmed))
     (finding,) = found.findings
     assert [each.name for each in finding.follows] == ["reward fell", "gradient grows", "gradient spikes"]
     shown = found.plain()["findings"][0]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import mul, sub
+from statistics import median
 from typing import Any, NamedTuple
 
 from oblrpo.diagnosis.outages import Outages
@@ -15,13 +17,14 @@ from oblrpo.diagnosis.outages import Outages
 WINDOW = 10  # how many steps a mean is taken over, or rows where a log names no steps
 FEWEST = 3  # rows of a mean, where a row is the mean of several steps
 MOST_WINDOWS = 512  # windows that are kept: of a longer run every second, then every fourth, and so on
-SPARSE = 5_000  # rows from which on windows are looked at every thousandth of the run, and not after every row
+SPARSE = 2_000  # rows from which on windows are looked at every thousandth of the run, and not after every row
 POOLED = 5 * WINDOW  # how many of the last values say how noisy one is, so that no window is quiet by luck
 JUMPS = 2  # the number of changes from one level to another that are no noise
 STALLED = 2.0  # the number of standard errors below which a reward has not risen
 STEADY = 3.0  # that from which on it surely has
 SOLVED = 0.9  # the mean of a reward between 0 and 1 from which on there is next to nothing left to learn
 BESIDE = ("step", "epoch", "eval", "val", "skipped")  # what a row may have that says nothing of training
+TINY = 1e-12  # rounding, of a square
 VAST = 1e150  # the square of less is a number, too
 OVERFLOW = "reward, loss or gradient"  # what was not finite, where it is not logged
 
@@ -32,9 +35,11 @@ class Mean(NamedTuple):
     value: float
     stderr: float
     """Its standard error: of the differences between neighbouring values, and no less than what was measured."""
-    first: int
-    """The first of the steps."""
+    first: int  # the first of the steps
     last: int
+    change: float = 0.0  # the sum of the changes of its values from the value before
+    squares: float = 0.0
+    products: float = 0.0  # the sums of the squares of these changes, and of their products with the change before
 
     def above(self, other: Mean) -> float:
         """By how many standard errors of the difference it lies above another mean."""
@@ -46,21 +51,18 @@ class Mean(NamedTuple):
 class Column:
     """One metric of a run: its last values, and the means of all windows before."""
 
-    window: int = WINDOW
-    """How many values a mean is taken over."""
+    window: int = WINDOW  # how many values a mean is taken over
     kept: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=2 * POOLED + WINDOW))
     """Steps, values, and their standard errors where they are known, or 0: 50 are left when an outage is forgotten."""
-    windows: list[Mean] = field(default_factory=list)
-    """Means of one window after the other, from the first step on."""
-    first: Mean | None = None
-    """The first value, if its standard error is known."""
+    windows: list[Mean] = field(default_factory=list)  # means of one window after the other, from the first step on
     count: int = 0
-    stride: int = 1
-    """Of the windows one in so many is kept."""
+    stride: int = 1  # of the windows one in so many is kept
     lowest: float = math.inf
     highest: float = -math.inf
     means: dict[int, Mean] = field(default_factory=dict)
     """Those of the last values that are computed already, by their number."""
+    noise: dict[int, float] = field(default_factory=dict)
+    """The standard errors of a mean that are computed already, by the number of windows."""
 
     @property
     def last(self) -> list[tuple[int, float, float]]:
@@ -69,8 +71,6 @@ class Column:
 
     def add(self, step: int, value: float, stderr: float) -> None:
         """Take one more value."""
-        if not self.count and stderr:
-            self.first = Mean(value, stderr, step, step)
         self.kept.append((step, value, stderr))
         self.count += 1
         if self.means:
@@ -80,10 +80,15 @@ class Column:
         if value > self.highest:
             self.highest = value
         if self.count % (self.window * self.stride) == 0:
-            self.windows.append(self.mean())
+            last = [value for _, value, _ in islice(reversed(self.kept), self.window + 2)]
+            changes = list(map(sub, last, last[1:]))
+            own = changes[: self.window]
+            sums = (math.fsum(own), math.fsum(map(mul, own, own)), math.fsum(map(mul, own, changes[1:])))
+            self.windows.append(Mean(*self.mean()[:4], *sums))
             if len(self.windows) == MOST_WINDOWS:
                 self.stride *= 2
                 del self.windows[1::2]
+                self.noise = {}
 
     def forget(self, since: int) -> None:
         """Leave out the values from a step on."""
@@ -92,6 +97,7 @@ class Column:
             self.count -= 1
         while self.windows and self.windows[-1].last >= since:
             self.windows.pop()
+            self.noise = {}
         levels = [*(mean.value for mean in self.windows), *(value for _, value, _ in self.last)]
         self.lowest, self.highest = min(levels, default=math.inf), max(levels, default=-math.inf)
         self.means = {}
@@ -122,24 +128,49 @@ def spread_of(values: list[float], jumps: int = 0) -> float:
     return math.sqrt(math.fsum(squares) / (2 * len(squares))) if squares else 0.0
 
 
+def wander(windows: Sequence[Mean], width: int) -> float:
+    """The variance of the mean of a window of so many values, which may hang together, by those of some windows.
+
+    It is the greater of two. For values x_t = rho x_(t-1) + noise, with c_t = x_t - x_(t-1) less what is usual, it
+    follows from rho = 1 + 2 <c_t c_(t-1)> / <c_t^2>, to which two standard errors, sqrt(2 / n) each, are added (no
+    more than 1 - 1 / n, nor 0.98: windows show what hangs together for longer), and from <c_t^2> / (2 (1 - rho)), the
+    variance of x; < > is the mean over the calmer half of windows, which have no jump. Where values keep their level,
+    it is sum A_s / 2, s = 1, 2, 4, ..., with A_s the mean of d^2 / 2 over differences d of neighbouring means of s
+    windows (Allan's variance), plus one standard error. The d of that sign count whose mean is less, as a slow course
+    is no noise; where all have one sign, it is half of the A before, as of values that do not hang together.
+    """
+    if not windows:
+        return 0.0
+    n, trend = width * len(windows), median(mean.change for mean in windows) / width
+    less = ((mean, trend * (2 * mean.change - width * trend)) for mean in windows)
+    calm = sorted((mean.squares - each, mean.products - each) for mean, each in less)[: 1 + len(windows) // 2]
+    squares, products = (math.fsum(each) / len(calm) for each in zip(*calm, strict=True))
+    rho = 1 + 2 * products / squares if squares > TINY * width * trend**2 else 0.0
+    rho = min(max(rho + 2 * math.sqrt(2 / n), 0.0), 1 - 1 / min(n, POOLED))
+    together = (1 + 2 * math.fsum((1 - k / width) * rho**k for k in range(1, width))) / width
+    whole, last, means = 0.0, 0.0, [mean.value for mean in windows]
+    while len(means) > 1:
+        steps = list(map(sub, means[1:], means))
+        ways = [each for each in ([x * x for x in steps if x > 0], [x * x for x in steps if x < 0]) if each]
+        sizes = [math.fsum(way) / (2 * len(way)) * (1 + math.sqrt(3 / len(way))) for way in ways]
+        last = min(sizes) if len(sizes) == 2 else last / 2
+        whole += last / 2
+        means = [(a + b) / 2 for a, b in zip(means[::2], means[1::2], strict=False)]
+    return max(squares / (2 * width * (1 - rho)) * together, whole + last / 2)  # and the rest, by halves
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known of a run beside its metrics; the defaults are for a log of which nothing is known."""
 
     looks_across: bool = False
     """Its baseline looks at other prompts: a prompt whose completions all earned the same still teaches."""
-    measured_rate: bool = False
-    """Its rate follows from how far updates move the policy, and not from a signal."""
-    corrects_sampler: bool | None = None
-    """Weights make up for a sampler that is not the policy; None: unknown."""
-    prompts: int = 0
-    """Prompts a step; 0: unknown."""
-    every: int = 1
-    """Steps from one row to the next, of which a row is the mean."""
-    unit: str = "step"
-    """What rows are counted in: "row" where a log names no steps."""
-    row_count: int = 0
-    """How many rows there are in all; 0: unknown."""
+    measured_rate: bool = False  # its rate follows from how far updates move the policy, and not from a signal
+    corrects_sampler: bool | None = None  # weights make up for a sampler that is not the policy; None: unknown
+    prompts: int = 0  # prompts a step; 0: unknown
+    every: int = 1  # steps from one row to the next, of which a row is the mean
+    unit: str = "step"  # what rows are counted in: "row" where a log names no steps
+    row_count: int = 0  # how many rows there are in all; 0: unknown
 
 
 class Course:

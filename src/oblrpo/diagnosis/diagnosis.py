@@ -29,30 +29,22 @@ from oblrpo.tables.schedules import MEASURED
 class Diagnosis:
     """What is wrong with a run, worst first; `print` shows it in words."""
 
-    source: str
-    """What was read."""
-    steps: int
-    """The number of steps in it."""
-    findings: list[Finding]
-    """What is wrong."""
-    notes: list[Finding]
-    """Conditions at the end of it that are no problem."""
+    source: str  # what was read
+    steps: int  # the number of steps in it
+    findings: list[Finding]  # what is wrong
+    notes: list[Finding]  # conditions at the end of it that are no problem
     unchecked: dict[str, tuple[str, ...]]
     """The conditions that could not be checked, and the metrics that the log lacks for that."""
-    empty: dict[str, int]
-    """Those of these that it has without a finite value, and in how many rows."""
-    ours: bool = False
-    """It is a run of `oblrpo train`, which logs all that it can."""
-    unit: str = "step"
-    """What `steps` counts: "row" where a log names no steps."""
-    enough: int = 20
-    """The number of steps below which most conditions cannot hold yet: two windows."""
+    empty: dict[str, int]  # those of these that it has without a finite value, and in how many rows
+    ours: bool = False  # it is a run of `oblrpo train`, which logs all that it can
+    unit: str = "step"  # what `steps` counts: "row" where a log names no steps
+    enough: int = 20  # the number of steps below which most conditions cannot hold yet: two windows
 
     @classmethod
     def of(cls, watch: Watch, source: str, ours: bool = False) -> Diagnosis:
         """What a watch has found."""
         found = watch.findings
-        notes = [f for f in found if not f.wrong and f.until >= watch.course.compared - watch.course.span]
+        notes = [f for f in found if f.over or (not f.wrong and f.until >= watch.course.compared - watch.course.span)]
         wrong = [f for f in found if f.wrong]
         course, unchecked = watch.course, watch.unchecked
         lacking = dict.fromkeys(key for keys in unchecked.values() for key in keys)
@@ -82,7 +74,7 @@ class Diagnosis:
             lines += [f"   -  {each.name}, {each.when}. {each.sentence}" for each in finding.follows]
         never = [(key, rows) for key, rows in self.empty.items() if rows > 1]  # one row alone is a finding
         lines += ["", f"{NOTES}:"] if self.notes or never else []
-        lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
+        lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}".rstrip() for note in self.notes]
         lines += [f"-  {key} is NaN or infinite in all {rows} rows." for key, rows in never]
         lacking = dict.fromkeys(key for keys in self.unchecked.values() for key in keys if key not in self.empty)
         if lacking and not self.ours:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from oblrpo.diagnosis.condition import SURE, Reading, log_ratio
 from oblrpo.diagnosis.course import STALLED, STEADY, WINDOW, Course
@@ -30,7 +31,8 @@ def entropy_collapsed(run: Course) -> Reading | None:
     rising = run.reward_since(reference.last) >= STALLED and not run.stalled_since(reference.last)
     if rising and now.value > NO_ENTROPY:
         return None
-    reading, reward, agreed = log_ratio(high, now, now), run.now("reward"), silent(run, after_rise=False)
+    reading = log_ratio(run, "entropy", high, now, falls=True)
+    reward, agreed = run.now("reward"), silent(run, after_rise=False)
     share, row = run.columns.get("frac_reward_zero_std"), run.facts.every >= WINDOW  # is as long as a window
     begun = (share.lowest if row else share.windows[0].value) if share and agreed else 1.0
     silenced = agreed and begun < 0.7 <= agreed.value
@@ -49,6 +51,8 @@ def policy_collapsed(run: Course) -> Reading | None:
     """
     now, rewards = run.outages.now, run.columns.get("reward")
     if now is None or rewards is None or not rewards.kept or not run.outages.lasts or now.steps > 2 * run.window:
+        return None
+    if run.row.get("completions/mean_length", 1.0) < 1:  # no policy writes nothing: the token that ends it counts
         return None
     good = [step for step, value, _ in rewards.kept if 2 * value >= rewards.highest + now.earned]
     if not rewards.highest > now.earned <= rewards.lowest or not good or now.first - good[-1] > 3 * run.span:
@@ -79,15 +83,16 @@ def all_truncated(run: Course) -> Reading | None:
 
     It looks like a `completions/clipped_ratio` of nine tenths or more from the first step on, over 5 steps, while all
     earn the same, or a mean reward between 0 and 1 is below 0.005 (of other rewards: 98 % of the prompts say nothing);
-    below 0.1 (nine tenths) after 20 steps without a rise. A policy built from scratch hardly ever ends an answer, and
-    learns all the same. Where answers of a fixed length earn something, the limit is meant.
+    below 0.1 (nine tenths) after 20 steps without a rise; and no more than that was ever earned, before all earned the
+    same, either: it is an outage then. A policy built from scratch hardly ever ends an answer, and learns all the same.
+    Where answers of a fixed length earn something, the limit is meant.
     """
     key, rewards = "completions/clipped_ratio", run.columns.get("reward")
     if (value := run.value(key)) is None:
         return None
     begun, first = run.memory.setdefault("all_truncated", (value, run.step))
     now, reward, share = (run.now(each, run.rows(5)) for each in (key, "reward", "frac_reward_zero_std"))
-    if begun < NEARLY_ALL or now is None or run.solved:
+    if begun < NEARLY_ALL or now is None or run.solved or _earned(run):
         return None
     nothing = run.outages.lasts
     if rewards and reward and not nothing and (not rewards.windows or reward.above(rewards.windows[0]) < STALLED):
@@ -95,6 +100,49 @@ def all_truncated(run: Course) -> Reading | None:
         least, silenced = NOTHING if late and late.above(rewards.windows[0]) < 1 else AT_ONCE
         nothing = reward.value <= least if run.bounded else share is not None and share.value >= silenced
     return Reading(now.value, 0.0, first, {}) if nothing else None
+
+
+def _earned(run: Course) -> bool:
+    """Whether more than next to nothing was earned in any window, or in the few steps before all earned the same."""
+    rewards = run.columns.get("reward")
+    if rewards is None or not rewards.count:
+        return False
+    column = rewards if run.bounded else run.columns.get("frac_reward_zero_std")
+    means = [mean.value for mean in (*column.windows, column.mean())] if column and column.count else [0.0]
+    return max(means) > NOTHING[0] if run.bounded else min(means) < NOTHING[1]
+
+
+def one_answer(run: Course) -> Reading | None:
+    """The policy says the same whatever the prompt, and what it says pays a little.
+
+    It looks like half of the last 30 steps, or more, in which all completions earned the same, the same in all of
+    these, and had the same length on average: which others have not.
+    """
+    now, length = run.outages.now, run.value("completions/mean_length")
+    agreed = now is not None and now.shown and now.last == run.step
+    answers = run.memory.setdefault("one_answer", deque(maxlen=3 * WINDOW))
+    answers.append((now.figure, length) if now and agreed and length else None)
+    if answers[-1] is None or len(answers) < 3 * WINDOW or run.solved or run.outages.solved:
+        return None
+    lengths = run.columns["completions/mean_length"]
+    words = {"earned": answers[-1][0], "length": length, "of": run.said(len(answers))}
+    many = answers.count(answers[-1]) if lengths.lowest < lengths.highest else 0
+    return Reading(many / len(answers), 0.0, run.step - len(answers) * run.facts.every + 1, words | {"many": many})
+
+
+def far_at_once(run: Course) -> Reading | None:
+    """The policy is far from its reference, or its gradient vast, before updates can have done it.
+
+    It looks like a `kl` of 100 in the first ten steps (a policy begins at 0, and 100 nats a token are more than the
+    logits of a model span), or a `grad_norm` of 100,000, a hundred times what a sum over a thousand tokens has.
+    """
+    if run.count > run.window:
+        return None
+    far = {f"{it} was {now:,.0f}": now / top for key, (it, top) in VAST.items() if (now := run.value(key) or 0) >= top}
+    return Reading(max(far.values()), 0.0, run.step, {"step": run.step, "shown": " and ".join(far)}) if far else None
+
+
+VAST = {"kl": ("KL", 100.0), "grad_norm": ("the gradient's norm", 1e5)}  # which no policy shows that has just begun
 
 
 def truncation(run: Course) -> Reading | None:

@@ -6,10 +6,10 @@ import math
 import statistics
 from operator import attrgetter
 
-from oblrpo.diagnosis.condition import SURE, Reading, log_ratio
-from oblrpo.diagnosis.course import STALLED, WINDOW, Course
+from oblrpo.diagnosis.condition import SURE, Reading, compared, log_ratio
+from oblrpo.diagnosis.course import FEWEST, STALLED, WINDOW, Course
 
-MANY_WINDOWS = 8  # of which the best is not believed
+LOST = 0.3  # the share of the best reward that is gone when it has fallen
 NEEDED_RISE = 0.25  # of what rewards of a prompt spread
 OUTLYING = 100
 """How many times as far as usual an outlying reward lies. One in 128 at 80, 100, 160, 240 or 800 middle halves held up
@@ -105,24 +105,39 @@ def _of_means(run: Course) -> Reading | None:
 def reward_fell(run: Course) -> Reading | None:
     """The policy has lost what it could do.
 
-    It looks like a mean reward of 10 steps that has lost three tenths of the best (of the second best of many), or half
-    of what was gained until then, where that was much. A first step whose noise is known counts for a mean. A step that
-    was too long is the most common reason.
+    It looks like a mean reward of 10 steps that has lost three tenths of the best, or half of what was gained until
+    then, where that was much. A step that was too long is the most common reason.
     """
     now = run.now("reward")
     past = run.past("reward", now.first) if now else []
-    if now and (first := run.columns["reward"].first) and first.last < now.first:
-        past = [first, *past]
     if now is None or not past:
         return None
-    best = sorted(past)[-2 if len(past) >= MANY_WINDOWS else -1]  # the very best of many is the luckiest
+    best = max(past)
     gained = best.value - min(mean.value for mean in past if mean.last <= best.last)
     level = abs(best.value)
     scale = max(level, gained) if not 0.3 * level <= gained <= level else min(level, gained / 0.6)
-    if not scale:
+    if not scale or best.value - now.value < LOST * scale:
         return None
-    value, noise = (best.value - now.value) / scale, math.hypot(best.stderr, now.stderr) / scale
-    return Reading(value, noise, now.first, {"now": now.value, "best": best.value, "then": best.last})
+    noise, sure = compared(run, "reward", best, now)
+    noise = math.hypot(max(noise, best.stderr), max(noise, now.stderr))
+    words = {"now": now.value, "then": best.value, "step": best.last}
+    return Reading((best.value - now.value) / scale, noise / scale, now.first, words, sure)
+
+
+def groups_of_one(run: Course) -> Reading | None:
+    """Advantages are the rewards themselves: a group of one completion has no other to be compared with.
+
+    It looks like a `critic/advantages/mean` of verl's that lies no farther from the mean reward than a tenth of it, on
+    average over all steps, three at least. Where completions of a prompt are compared, advantages are 0 on average.
+    """
+    advantage, reward = run.value("critic/advantages/mean"), run.value("reward")
+    if advantage is None or reward is None:
+        return None
+    rows, gaps, size, first = run.memory.get("groups_of_one", (0, 0.0, 0.0, run.step))
+    rows, gaps, size = rows + 1, gaps + abs(advantage - reward), size + abs(reward)
+    run.memory["groups_of_one"] = rows, gaps, size, first
+    enough = size and rows >= min(FEWEST, run.facts.row_count or FEWEST)
+    return Reading(1 - gaps / size, 0.0, first, {"rows": run.said(rows)}) if enough else None
 
 
 def used_up(run: Course) -> bool:
@@ -147,7 +162,8 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
         return None
     if not run.stalled_since(share.first - 4 * run.span) or after_rise != used_up(run):
         return None
-    which = "easy or too hard" if not run.bounded else "easy" if reward.value >= 0.5 else "hard"
+    best = max(reward.value, *(mean.value for mean in run.columns["reward"].windows))
+    which = "easy or too hard" if not run.bounded or best >= 0.5 > reward.value else "easy" if best >= 0.5 else "hard"
     return Reading(share.value, share.stderr, share.first, {"reward": reward.value, "which": which})
 
 
@@ -198,10 +214,10 @@ def rewards_agree(run: Course) -> Reading | None:
     """
     now = run.now("reward_std")
     past = run.past("reward_std", now.first) if now and run.now("frac_reward_zero_std") is None else []
-    high = sorted(past)[-2:][0] if past else None  # a single reward may have made the very highest
+    high = max(past, default=None)
     if now is None or high is None or run.facts.looks_across or not run.stalled_since(high.last):
         return None
-    return None if run.solved or used_up(run) else log_ratio(high, now, now)
+    return None if run.solved or used_up(run) else log_ratio(run, "reward_std", high, now, falls=True)
 
 
 def rewards_missing(run: Course) -> Reading | None:

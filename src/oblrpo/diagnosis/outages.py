@@ -55,22 +55,15 @@ class Stretch:
 
     earned: float
     first: int
-    needed: int
-    """As many steps are no chance."""
-    rise: float
-    """How far what is earned lies above the lowest reward before; infinite where there was none."""
-    plain: int
-    """As many are none where the log shows nothing but their mean."""
-    solved: bool
-    """Whether the task is solved, so that nothing is wrong: rewards came to their highest step by step."""
+    needed: int  # as many steps are no chance
+    rise: float  # how far what is earned lies above the lowest reward before; infinite where there was none
+    plain: int  # as many are none where the log shows nothing but their mean
+    solved: bool  # whether the task is solved, so that nothing is wrong: rewards came to their highest step by step
     last: int = 0
     steps: int = 0
-    shown: int = 0
-    """Those of its steps of which the log shows that completions earned the same."""
-    found: int = 0
-    """The step after which it was reported."""
-    over: int = -1
-    """The last step in which it still shows, once it is reported."""
+    shown: int = 0  # those of its steps of which the log shows that completions earned the same
+    found: int = 0  # the step after which it was reported
+    over: int = -1  # the last step in which it still shows, once it is reported
 
     def __post_init__(self) -> None:
         self.risen = self.solved

@@ -13,14 +13,17 @@ from oblrpo.diagnosis.outages import WAKE
 from oblrpo.diagnosis.table import CONDITIONS
 
 EACH_ROW = [condition for condition in CONDITIONS if condition.rows]
-STALLS = {"all truncated", "silent groups", "rewards agree", "format saturated", "no progress"}
-"""What is dropped when the reward has risen since: slow runs begin like that."""
+LONGER = "length runs away"
+STALLS = {"all truncated", "silent groups", "rewards agree", "format saturated", "no progress", LONGER}
+"""What is dropped when the reward has risen since (length: since it began to grow): slow runs begin like that."""
 PASSING = ("outlying reward", "not finite")
 """The conditions that explain what is found while they hold and soon after, and nothing later."""
 PAID = ("reward without accuracy", "task traded", "format saturated")
 """The conditions in which completions come to earn the most: they explain no outage in which they earn less."""
-EARLY = 3
-"""Windows by which what comes with a cause may show before it: a gradient grows before a reward falls."""
+TENSES = [dict(zip(("has", "is", "does", "runs", "shrinks", "grows"), words.split(), strict=True))
+          for words in ("has is does runs shrinks grows", "had was did ran shrank grew")]  # fmt: skip
+"""Verbs of the sentences of conditions that may be made up for: as long as they hold, and after that."""
+EARLY = 3  # windows by which what comes with a cause may show before it: a gradient grows before a reward falls
 
 
 def words_of(measured: bool) -> dict[str, Any]:
@@ -36,18 +39,15 @@ class Finding:
     """A condition that held."""
 
     condition: Condition
-    reading: Reading
-    """What its statistic showed when it was first found."""
-    found: int
-    """The step after which it was found."""
-    until: int
-    """The last step at which it held."""
+    reading: Reading  # what its statistic showed when it was first found
+    found: int  # the step after which it was found
+    until: int  # the last step at which it held
     sentence: str
     cure: str
-    unit: str = "step"
-    """What `since`, `found` and `until` count: "row" where a log names no steps."""
-    follows: list[Finding] = field(default_factory=list)
-    """What follows from it, and needs no fix of its own."""
+    past: str = ""  # the sentence once it is made up for
+    unit: str = "step"  # what `since`, `found` and `until` count: "row" where a log names no steps
+    follows: list[Finding] = field(default_factory=list)  # what follows from it, and needs no fix of its own
+    over: bool = False  # whether it is made up for
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Finding:
     @property
     def wrong(self) -> bool:
         """Whether something is wrong; else it is a note."""
-        return self.condition.wrong
+        return self.condition.wrong and not self.over
 
     @property
     def since(self) -> int:
@@ -115,15 +115,19 @@ class Watch:
             if reading is None or not condition.holds(reading):
                 if known and condition.updated:
                     del self.found[condition.name]
+                elif known and condition.mends and not known.over and self._mended(known):
+                    known.over, known.sentence, known.cure = True, f"{known.past} That was made up for.", ""
                 continue
             if known and known.reading is reading:
                 continue
-            if known and not condition.updated and not self._again(known, before if condition.rows else compared):
+            told = known and not condition.updated and not known.over
+            if known and told and not self._again(known, before if condition.rows else compared):
                 known.until = step
                 continue
             words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
-            sentence, cure = condition.sentence.format_map(words), condition.cure.format_map(words)
-            finding = Finding(condition, reading, words["found"], words["until"], sentence, cure, self.facts.unit)
+            sentence, past = (condition.sentence.format_map(tense | words) for tense in TENSES)
+            cure, span = condition.cure.format_map(words), (words["found"], words["until"])
+            finding = Finding(condition, reading, *span, sentence, cure, past, self.facts.unit)
             self.found[condition.name] = finding
             new += [] if known and condition.updated else [finding]
         return [each for each in self.findings if each in new] if new else []
@@ -131,6 +135,11 @@ class Watch:
     def _again(self, known: Finding, before: int) -> bool:
         """Whether it holds again after a gap, and what explained it, and passes, does so no more."""
         return known.until != before and self._passing(known) and not self._passing(known, self.course.step)
+
+    def _mended(self, known: Finding) -> bool:
+        """Whether a metric has come back over half of the way that it went."""
+        late, words = self.course.now(known.condition.columns[0], self.course.long), known.reading.words
+        return late is not None and abs(late.value - words["then"]) <= abs(late.value - words["now"])
 
     def _passing(self, found: Finding, step: int = 0) -> bool:
         """Whether something that passes, such as an outage, explains what is found, in that step or when it was."""
@@ -167,9 +176,11 @@ class Watch:
         That is what it explains, and what one would cure by turning back what it turns.
         """
         found = [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
-        left = [each for each in found if each.name not in STALLS or not self.course.risen_since(each.until)]
+        since = {each.name: each.reading.words.get("step" * (each.name == LONGER), each.until) for each in found}
+        left = [each for each in found if each.name not in STALLS or not self.course.risen_since(since[each.name])]
+        past, left = [each for each in left if each.over], [each for each in left if not each.over]
         causes: list[Finding] = []
-        for each in left:
+        for each in found:
             each.follows = []
         while left:
             chain = left[:1]
@@ -180,7 +191,7 @@ class Watch:
             cause = next((each for each in causes if each.condition.opposes(chain[-1].condition)), chain[-1])
             causes += [cause] if cause is chain[-1] else []
             cause.follows += [each for each in part if each is not cause and each.wrong]
-        return causes
+        return causes + [each for each in past if not any(self._explains(cause, each) for cause in causes)]
 
     @property
     def unchecked(self) -> dict[str, tuple[str, ...]]:
