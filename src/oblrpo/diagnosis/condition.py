@@ -92,14 +92,17 @@ def mean(run: Course, key: str) -> Reading | None:
 def compared(run: Course, key: str, then: Mean, now: Mean, part: float = 0.5) -> tuple[float, float]:
     """The standard error of a mean that was chosen among all to compare now with, and how many of these it takes.
 
-    It is taken from how the mean went before it last left a level, that part of the way from then to now.
+    It is taken from how the mean went before it last left a level, that part of the way from then to now, or from its
+    whole course, whichever shows the change more surely: a long stay at the new level says how noisy a level is.
     """
     sign, noises, past = math.copysign(1.0, now.value - then.value), run.columns[key].noise, run.past(key, now.first)
-    level = sign * (then.value + part * (now.value - then.value))
+    level, found = sign * (then.value + part * (now.value - then.value)), []
     known = next((n for n in range(len(past), 0, -1) if sign * past[n - 1].value <= level), 0)
-    if known not in noises:
-        noises[known] = math.sqrt(wander(past[:known], run.window))
-    return noises[known], surely(run.count * max(1, len(past)), max(1, known) * run.window)
+    for n in (known, len(past)):
+        if n not in noises:
+            noises[n] = math.sqrt(wander(past[:n], run.window))
+        found.append((noises[n], surely(run.count * max(1, len(past)), max(1, n) * run.window)))
+    return min(found, key=lambda noise: noise[0] * noise[1])
 
 
 def log_ratio(run: Course, key: str, then: Mean, now: Mean, falls: bool, part: float = 0.5) -> Reading:
