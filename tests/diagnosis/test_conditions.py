@@ -31,9 +31,7 @@ def test_an_illness_is_found_in_time_and_nothing_before_it(name):
         assert not [finding for finding in watch.findings if finding.wrong and finding.found <= onset]
         after += [watch.found[illness.finds].found - onset] if illness.finds in watch.found else []
         first += [finding.name for finding in watch.findings if finding.wrong] == [illness.finds]
-    assert min(first, len(after)) >= (
-        3 if name == "reward falls" else 5
-    )  # of six: where noise hides it, it is not told
+    assert min(first, len(after)) >= 5 - (name == "reward falls")  # of six: where noise hides it, it is not told
     assert np.median(after) <= illness.within
 
 

@@ -132,18 +132,19 @@ def wander(windows: Sequence[Mean], width: int) -> float:
     """The variance of the mean of a window of so many values, which may hang together, by those of some windows.
 
     It is the greater of two. For values x_t = rho x_(t-1) + noise, with c_t = x_t - x_(t-1) less what is usual, it
-    follows from rho = 1 + 2 <c_t c_(t-1)> / <c_t^2>, to which two standard errors, sqrt(2 / n) each, are added (no
-    more than 1 - 1 / n, nor 0.98: windows show what hangs together for longer), and from <c_t^2> / (2 (1 - rho)), the
-    variance of x; < > is the mean over the calmer half of windows, which have no jump. Where values keep their level,
-    it is sum A_s / 2, s = 1, 2, 4, ..., with A_s the mean of d^2 / 2 over differences d of neighbouring means of s
-    windows (Allan's variance), plus one standard error. The d of that sign count whose mean is less, as a slow course
-    is no noise; where all have one sign, it is half of the A before, as of values that do not hang together.
+    follows from rho = 1 + 2 <c_t c_(t-1)> / <c_t^2>, to which two standard errors, sqrt(2 / n) each, are added (no more
+    than 1 - 1 / n, nor 0.98: windows show what hangs together for longer), and from <c_t^2> / (2 (1 - rho)), the
+    variance of x; < > is the mean over windows without the wildest eighth, as jumps are no noise. Where values keep
+    their level, it is sum A_s / 2, s = 1, 2, 4, ..., with A_s the mean of d^2 / 2 over differences d of neighbouring
+    means of s windows (Allan's variance), plus one standard error. The d of that sign count whose mean is less, as a
+    slow course is no noise; where all have one sign, it is half of the A before, as of values that do not hang
+    together.
     """
     if not windows:
         return 0.0
     n, trend = width * len(windows), median(mean.change for mean in windows) / width
     less = ((mean, trend * (2 * mean.change - width * trend)) for mean in windows)
-    calm = sorted((mean.squares - each, mean.products - each) for mean, each in less)[: 1 + len(windows) // 2]
+    calm = sorted((mean.squares - each, mean.products - each) for mean, each in less)[: max(1, 7 * len(windows) // 8)]
     squares, products = (math.fsum(each) / len(calm) for each in zip(*calm, strict=True))
     rho = 1 + 2 * products / squares if squares > TINY * width * trend**2 else 0.0
     rho = min(max(rho + 2 * math.sqrt(2 / n), 0.0), 1 - 1 / min(n, POOLED))
