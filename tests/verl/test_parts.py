@@ -15,7 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 
 from oblrpo import estimators
-from oblrpo.adapters.shared.conditions import check_version
+from oblrpo.adapters.shared import check_version
 from oblrpo.adapters.verl import KNOWN_VERSIONS
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
@@ -421,7 +421,7 @@ def test_the_plugin_has_registered_everything():
     assert OBLREngine in EngineRegistry._engines["language_model"]["fsdp2"].values()
 
 
-@pytest.mark.parametrize("first", ["verl", "oblrpo.adapters.verl.worker", "oblrpo.adapters.verl.trainer"])
+@pytest.mark.parametrize("first", ["verl", "oblrpo.adapters.verl.engine", "oblrpo.adapters.verl.trainer"])
 def test_whichever_is_imported_first_the_plugin_loads(first, tmp_path):
     """Ray's workers unpickle our classes before they import verl."""
     code = (

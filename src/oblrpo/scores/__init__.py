@@ -28,9 +28,9 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
 
 An embedding or a norm differs in its rule alone. Other ways to the same stores: `head` (log-probabilities without all
 logits), `experts` and `param_wrappers` (batched experts, and LoRA on them), `tapped_operations`, `operations` and
-`functions` (parameters without a rule). `slices` sums where a batch was recorded in several forwards. `GroupTape` has
-known coefficients in its backward, and no norm of single sequences. `gram` takes inner products and sketches, `proxies`
-are weights from a forward alone, and `oracle` is loop autograd, which everything is tested against.
+`functions` (parameters without a rule). `tape.group_sums` sums where a batch was recorded in several forwards.
+`GroupTape` has known coefficients in its backward, and no norm of single sequences. `gram` takes inner products and
+sketches, `proxies` are weights from a forward alone, and `oracle` is loop autograd, which everything is tested against.
 """
 
 from oblrpo.scores import oracle

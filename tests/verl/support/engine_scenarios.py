@@ -20,8 +20,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from oblrpo import estimators
 from oblrpo.adapters.verl.batch_scores import BatchScores
-from oblrpo.adapters.verl.engine import OBLREngine
-from oblrpo.adapters.verl.movement import key_of, measured
+from oblrpo.adapters.verl.engine import OBLREngine, key_of, measured
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.estimators.measured_rate import BEGIN

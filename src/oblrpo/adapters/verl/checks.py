@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from oblrpo.adapters.shared.conditions import Rule, check
+from oblrpo.adapters.shared import Rule, check
 from oblrpo.adapters.verl.settings import ESTIMATORS, Settings
 from oblrpo.errors import InputError
 from oblrpo.tables.schedules import refusal

@@ -16,13 +16,13 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo import estimators
-from oblrpo.adapters.shared.state import with_tensors, without_tensors
+from oblrpo.adapters.shared import with_tensors, without_tensors
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import check_choice, check_config
+from oblrpo.adapters.verl.engine import OBLRWorker
 from oblrpo.adapters.verl.prompt_rows import place_on_ranks
 from oblrpo.adapters.verl.settings import ESTIMATORS, read_settings
-from oblrpo.adapters.verl.worker import OBLRWorker
 from oblrpo.errors import InputError
 from oblrpo.step import StepBaseline
 from oblrpo.step.ledger import counted
