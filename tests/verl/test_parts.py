@@ -18,13 +18,11 @@ from oblrpo import estimators
 from oblrpo.adapters.shared import check_version
 from oblrpo.adapters.verl import KNOWN_VERSIONS
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
-from oblrpo.adapters.verl.batch_scores import BatchScores
-from oblrpo.adapters.verl.checks import RULES, check_choice, check_config
 from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
-from oblrpo.adapters.verl.settings import Settings, read_settings
-from oblrpo.adapters.verl.trainer import _rows
+from oblrpo.adapters.verl.settings import RULES, Settings, check_choice, check_config, read_settings
+from oblrpo.adapters.verl.trainer import BatchScores, _rows
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy
 from oblrpo.step import StepBaseline

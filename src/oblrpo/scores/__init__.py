@@ -12,7 +12,7 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
 
 `tape.record(logps_S)`
      It chooses a store for every piece (`stores.choose_stores`), checks once that rows do not mix
-     (`row_check.check_rows`), and runs autograd down to the taps (`ForwardRecorder.backward`).
+     (`group_tape.check_rows`), and runs autograd down to the taps (`ForwardRecorder.backward`).
      `OutputTap.backward` sees the gradient of y, and gives it with x to `ShareCollector.receive`.
   3. layout. `ShareCollector.rows` puts both in rows by sequence (`Layout.rows`): (S, T, C) and (S, T, R).
   4. rules. `rules.linear` makes of them the factored gradient of W, `Outer`, and that of b, `Vector` (`contributions`).

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from oblrpo.scores import contributions
 from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.gram import Sketch, Sketcher
-from oblrpo.scores.group_tape import Groups, RecordingTape
+from oblrpo.scores.group_tape import Groups, RecordingTape, check_rows
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.row_check import check_rows
 from oblrpo.scores.rules import wrapped_by_fsdp
 from oblrpo.scores.stores import METHODS, Factors, NormsOnly, PerSequence, Store, choose_stores, norm2_of
 from oblrpo.scores.trainable_layers import ParameterPiece
@@ -212,8 +211,8 @@ class ScoreTape(RecordingTape):
         A model's first record of several sequences, by whichever tape, takes one more backward, of about half of the
         entries, and refuses it if other rows matter to them: entries in another order than the rows, a layer that runs
         time-first, attention across packed sequences. It is checked again when the model's modules, their modes, what
-        is trained, its arguments or the functions that make logps_S are others (`row_check`), and in every record where
-        a function that is not known to keep rows apart runs around parameters without a rule. The check is left out, or
+        is trained, its arguments or functions that make logps_S are others (`check_rows`), and in every record where a
+        function that is not known to keep rows apart runs around parameters without a rule. The check is left out, or
         there refused, for sharded parameters, and where functions or saved-tensor hooks of other libraries are in the
         graph.
 

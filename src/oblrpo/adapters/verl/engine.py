@@ -26,9 +26,8 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from oblrpo import estimators
 from oblrpo.adapters.shared import load_schedule, schedule_state, signal_metrics
-from oblrpo.adapters.verl.checks import MODEL
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
-from oblrpo.adapters.verl.settings import Settings, read_settings
+from oblrpo.adapters.verl.settings import MODEL, Settings, read_settings
 from oblrpo.errors import InputError
 from oblrpo.estimators import ONE_IN
 from oblrpo.policy import Policy
