@@ -30,9 +30,9 @@ Self = TypeVar("Self", bound="RecordingTape")
 Groups: TypeAlias = int | Sequence[int]
 """How many sequences are in each group: as many in all, or of each its own number. Groups follow each other in rows."""
 
-
 KEPT_APART: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
-"""The ways (`way_of`) of a model in which its rows were seen to keep apart, whichever tape saw it: new tapes cost no more."""
+"""The ways (`way_of`) of a model in which its rows were seen to keep apart, whichever tape saw it: a new tape costs no
+more."""
 
 NEAR = 64
 """Functions next to the log-probabilities that are distinguished."""
