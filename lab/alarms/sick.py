@@ -196,7 +196,7 @@ def of_trl(output: Path, cause: Cause, start: Path, seed: int) -> None:
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from oblrpo.evaluation.heldout import heldout_accuracy
+    from oblrpo.evaluation.sampled import heldout_accuracy
     from oblrpo.policy import make_policy
     from oblrpo.rewards import Rewards
     from oblrpo.rollout import make_sampler

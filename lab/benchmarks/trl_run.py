@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.heldout import heldout_accuracy
+from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 

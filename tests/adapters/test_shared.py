@@ -7,9 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from oblrpo.adapters.shared.conditions import Rule, check, check_version, off
-from oblrpo.adapters.shared.metrics import baseline_metrics, finite, signal_metrics
-from oblrpo.adapters.shared.state import load_schedule, schedule_state, with_tensors, without_tensors
+from oblrpo.adapters.shared import (
+    Rule,
+    baseline_metrics,
+    check,
+    check_version,
+    finite,
+    load_schedule,
+    off,
+    schedule_state,
+    signal_metrics,
+    with_tensors,
+    without_tensors,
+)
 from oblrpo.errors import InputError
 from oblrpo.estimators import Moments, SNRSchedule
 

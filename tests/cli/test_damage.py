@@ -10,7 +10,7 @@ from oblrpo.checksums import SUMS, damage, write_sums
 from oblrpo.diagnosis import Facts
 from oblrpo.report.console import summary
 from oblrpo.runs.rows import NEEDED, kept_and_damaged
-from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.loop import Monitors
 from tests.cli.conftest import complained, metrics_of, weights_of
 
 

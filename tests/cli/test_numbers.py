@@ -61,7 +61,7 @@ def test_a_skipped_step_leaves_a_resumed_run_alike(small_run, oblrpo, tmp_path, 
 @pytest.fixture
 def accuracies(monkeypatch):
     """Held-out accuracies in the place of those that are measured."""
-    from oblrpo.evaluation.heldout import heldout_accuracy
+    from oblrpo.evaluation.sampled import heldout_accuracy
     from oblrpo.trainer import loop
 
     given = iter([0.1, 0.9, 0.9, 0.3, 0.2, 0.4])

@@ -9,7 +9,7 @@ import pytest
 from oblrpo.diagnosis import CONDITIONS, Facts, Watch, diagnose
 from oblrpo.diagnosis.watch import words_of
 from oblrpo.report.console import summary
-from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.loop import Monitors
 
 WELL = {
     "reward": 0.5, "reward_std": 0.4, "frac_reward_zero_std": 0.2, "grad_norm": 0.5, "kl": 0.01, "entropy": 1.2,

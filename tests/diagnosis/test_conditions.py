@@ -11,7 +11,7 @@ from lab.alarms.synthetic import ILLNESSES, healthy, ill, uneven
 from lab.alarms.uneven import of_rewards
 from oblrpo.diagnosis import CONDITIONS, Facts, Watch, diagnose
 from oblrpo.estimators import baseline
-from oblrpo.estimators.assumption import random_inputs
+from oblrpo.estimators.baselines import random_inputs
 from oblrpo.tables.baselines import BASELINES
 
 ILL = {illness.finds for _, illness in ILLNESSES.values()}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oblrpo.evaluation.heldout import heldout_accuracy
+from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.settings import RolloutConfig
 
 

@@ -19,7 +19,7 @@ from oblrpo.policy import (
 )
 from oblrpo.rollout import sample
 from oblrpo.settings import PolicyConfig
-from oblrpo.trainer.warm_start import warm_start
+from oblrpo.trainer.demonstrations import warm_start
 from tests.scores.zoo import VOCABULARY, build_family
 
 TOKENIZER = byte_tokenizer()

@@ -12,7 +12,7 @@ from oblrpo.diagnosis.condition import Reading
 from oblrpo.report.html import markup
 from oblrpo.report.page import write_report
 from oblrpo.tables.metrics import METRICS, metric_of
-from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.loop import Monitors
 from tests.report.conftest import row
 
 

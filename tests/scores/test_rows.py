@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oblrpo.memory import peak_bytes
 from oblrpo.scores import GroupTape, ScoreTape, UnsupportedModelError, chunked_logps, oracle
-from oblrpo.scores.row_check import rows_to_check
+from oblrpo.scores.group_tape import rows_to_check
 from tests.scores.models import VOCABULARY, batch, gradients, logps
 from tests.scores.test_methods import EXACT, G, packed
 

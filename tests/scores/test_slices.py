@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from oblrpo.scores import ScoreTape, oracle
-from oblrpo.scores.slices import Run, Slice, in_slices
-from oblrpo.step.scoring import by_count
+from oblrpo.scores.tape import Run, Slice, in_slices
+from oblrpo.step.algorithm1 import by_count
 from tests.scores.models import batch, gradients, logps
 from tests.scores.test_peft import adapt
 
@@ -133,6 +133,6 @@ def test_runs_of_several_groups_agree_with_loop_autograd(case, name, method, ele
 
 
 def test_large_parameters_are_summed_group_by_group(case, monkeypatch):
-    monkeypatch.setattr("oblrpo.scores.slices.ALONE", 1)
+    monkeypatch.setattr("oblrpo.scores.tape.ALONE", 1)
     for method in ("gram", "instantiate"):
         agrees_with_loop_autograd(*case("qwen2-tied"), method)

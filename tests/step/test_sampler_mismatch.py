@@ -18,7 +18,7 @@ from oblrpo.scores import oracle
 from oblrpo.settings import ScoresConfig
 from oblrpo.step.off_policy import log_ratio
 from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
-from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.loop import Monitors
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
 from tests.trainer.learners import gradient_of, one_pass, samples_of

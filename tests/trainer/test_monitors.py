@@ -7,7 +7,7 @@ import pytest
 
 from oblrpo.diagnosis import Facts
 from oblrpo.report.advice import advice
-from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.loop import Monitors
 
 FINE = {
     "reward": 0.5,

@@ -11,8 +11,8 @@ from oblrpo.rollout import TransformersSampler, join
 from oblrpo.settings import RolloutConfig, TrainConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tasks import DataTask, Problem
+from oblrpo.trainer.learner import Prompts
 from oblrpo.trainer.metrics import step_metrics
-from oblrpo.trainer.prompts import Prompts
 from oblrpo.trainer.setup import check
 from tests.trainer.learners import learner_of
 

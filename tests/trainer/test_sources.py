@@ -7,8 +7,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.settings import TaskConfig, TrainConfig, WarmStartConfig
 from oblrpo.tasks import sources
 from oblrpo.trainer.demonstrations import read_rows
-from oblrpo.trainer.sources import sources_of
-from oblrpo.trainer.task import task_of
+from oblrpo.trainer.task import sources_of, task_of
 
 ROWS = [{"prompt": f"{n} is", "answer": str(n), "completion": str(n), "question": f"{n} is"} for n in range(40)]
 
@@ -61,7 +60,7 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f'{{"prompt": "{n} is", "answer": "{n}", "completion": "{n}"}}\n' for n in range(30)))
     read = []
-    monkeypatch.setattr("oblrpo.trainer.sources.sum_of", lambda path: read.append(path) or "digest")
+    monkeypatch.setattr("oblrpo.trainer.task.sum_of", lambda path: read.append(path) or "digest")
     config = TrainConfig(task=TaskConfig(data=(str(file),)), warm_start=WarmStartConfig(sft_data=(str(file),)))
     task = task_of(config)
     found = sources_of(config, task, read_rows(config, Objects()), Rewards(task, ["length"]))

@@ -12,8 +12,7 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.settings import TrainConfig
 from oblrpo.settings.train import WarmStartConfig
 from oblrpo.tasks import DataTask, Problem
-from oblrpo.trainer.demonstrations import Demonstration, demonstrations_of
-from oblrpo.trainer.warm_start import accumulate_loss, warm_start
+from oblrpo.trainer.demonstrations import Demonstration, accumulate_loss, demonstrations_of, warm_start
 
 PROMPTS = ["ab=", "a long prompt=", "c=", "xy", "z="]
 COMPLETIONS = ["b", "cd", "a long completion", "", "12"]

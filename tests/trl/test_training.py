@@ -14,7 +14,7 @@ from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
-from oblrpo.adapters.trl.checks import RULES
+from oblrpo.adapters.trl.config import RULES
 from oblrpo.errors import InputError
 from oblrpo.report.trl import read_trl
 from oblrpo.tables.baselines import UNBIASED
@@ -44,7 +44,7 @@ def test_every_rule_has_a_wrong_value_here():
 @pytest.mark.parametrize("key", WRONG)
 def test_what_would_change_the_gradient_is_refused_by_name(tmp_path, key):
     """On a valid configuration changed afterwards, so that no check of TRL's or transformers' comes first."""
-    from oblrpo.adapters.trl.checks import check_config
+    from oblrpo.adapters.trl.config import check_config
 
     args = OBLRPOConfig(**settings(tmp_path))
     check_config(args)

@@ -15,16 +15,14 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 
 from oblrpo import estimators
-from oblrpo.adapters.shared.conditions import check_version
+from oblrpo.adapters.shared import check_version
 from oblrpo.adapters.verl import KNOWN_VERSIONS
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
-from oblrpo.adapters.verl.batch_scores import BatchScores
-from oblrpo.adapters.verl.checks import RULES, check_choice, check_config
 from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
-from oblrpo.adapters.verl.settings import Settings, read_settings
-from oblrpo.adapters.verl.trainer import _rows
+from oblrpo.adapters.verl.settings import RULES, Settings, check_choice, check_config, read_settings
+from oblrpo.adapters.verl.trainer import BatchScores, _rows
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy
 from oblrpo.step import StepBaseline
@@ -421,7 +419,7 @@ def test_the_plugin_has_registered_everything():
     assert OBLREngine in EngineRegistry._engines["language_model"]["fsdp2"].values()
 
 
-@pytest.mark.parametrize("first", ["verl", "oblrpo.adapters.verl.worker", "oblrpo.adapters.verl.trainer"])
+@pytest.mark.parametrize("first", ["verl", "oblrpo.adapters.verl.engine", "oblrpo.adapters.verl.trainer"])
 def test_whichever_is_imported_first_the_plugin_loads(first, tmp_path):
     """Ray's workers unpickle our classes before they import verl."""
     code = (

@@ -1,8 +1,13 @@
 """The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, ledger, schedule."""
 
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS, advantages, differ, headroom
-from oblrpo.estimators.assumption import depends_on_own_output, register_baseline
-from oblrpo.estimators.baselines import baseline, baseline_inputs, kl_in_reward
+from oblrpo.estimators.baselines import (
+    baseline,
+    baseline_inputs,
+    depends_on_own_output,
+    kl_in_reward,
+    register_baseline,
+)
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
 from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, own_norm2, squared_norm

@@ -4,18 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor, no_grad
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from oblrpo.estimators.averages import Interval, MomentAverage
-from oblrpo.estimators.kl_adaptive import KLAdaptive
 from oblrpo.estimators.measured_rate import MeasuredRate
-from oblrpo.estimators.measuring import Step, UpdateGauge, mean_kl
+from oblrpo.estimators.measuring import GaugeState, Step, UpdateGauge, mean_kl
 from oblrpo.estimators.moments import Moments
 from oblrpo.estimators.rate_factors import FACTORS, BatchFacts, RateSettings
 from oblrpo.tables.schedules import SCHEDULES
+
+LEAST_RATE, MOST_RATE = 1e-9, 1.0
+"""Bounds on the rate of `KLAdaptive`, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""
+KL_FACTOR = 1.5
+"""How many times its rate changes after a step that went too far or not far enough."""
+KL_TOLERANCE = 2.0
+"""A KL between target / KL_TOLERANCE and target * KL_TOLERANCE leaves its rate as it is."""
+
+
+class KLAdaptive:
+    """The rate falls 1.5 times after a step of more than twice the target KL, and grows so after one of less than half.
+
+    The rule of robot learning's PPO (rsl_rl, rl_games, torchrl), which knows nothing of noise. The first rate is the
+    optimizer's own. No step is shortened, and the rate never grows after a step that was not felt.
+
+    Args:
+        gauge: measures the updates.
+        settings: the target (`kl`) in nats an output.
+    """
+
+    def __init__(self, gauge: UpdateGauge, settings: RateSettings) -> None:
+        self.gauge, self.target_kl = gauge, settings.kl
+        self.rate = self.start = 0.0
+
+    def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
+        """The rate of this update divided by the first."""
+        if not self.start:
+            self.start = self.rate = self.gauge.first_rate("kl")
+        if self.gauge.low_precision:
+            self.gauge.hold()
+        return self.rate / self.start
+
+    @torch.no_grad()
+    def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
+        """Measure the update, which stays as it is, and choose the rate of the next one."""
+        kl = self.gauge.kl(change, used)
+        self.gauge.copies = []
+        if kl > KL_TOLERANCE * self.target_kl:
+            self.rate = max(self.rate / KL_FACTOR, LEAST_RATE)
+        elif 0 < kl < self.target_kl / KL_TOLERANCE:
+            self.rate = min(self.rate * KL_FACTOR, MOST_RATE)
+        return Step(kl, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain numbers."""
+        return {"rate": self.rate, "start": self.start, "gauge": asdict(self.gauge.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        self.rate, self.start, self.gauge.state = state["rate"], state["start"], GaugeState(**state["gauge"])
+
 
 MEASURED_RATES: dict[str, Callable[[UpdateGauge, RateSettings], MeasuredRate | KLAdaptive]] = {
     "auto": MeasuredRate,
@@ -251,7 +303,7 @@ class SNRSchedule:
 def set_rate(group: dict[str, Any], rate: Any) -> None:
     """Set a parameter group's rate in place; compiled and capturable optimizers hold on to the tensor."""
     if isinstance(group["lr"], Tensor):
-        with no_grad():
+        with torch.no_grad():
             group["lr"].copy_(rate)
     else:
         group["lr"] = rate

@@ -1,8 +1,8 @@
-"""Evaluations whose completions are kept on disk as they are drawn, so that one that was stopped continues."""
+"""Evaluations that draw: kept on disk, so that one that was stopped continues; and of a policy in training."""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,16 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
-from oblrpo.evaluation.evaluate import Evaluation, Grader, batches_of, evaluate
+from oblrpo.evaluation.evaluate import Evaluation, Grader, Ids, batches_of, evaluate
+from oblrpo.evaluation.statistics import Estimate
 from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
 from oblrpo.policy.model import ROOM
-from oblrpo.rollout import Rollouts, TransformersSampler, VLLMSampler
+from oblrpo.rewards import Rewards
+from oblrpo.rollout import Rollouts, Sampler, TransformersSampler, VLLMSampler
 from oblrpo.runs import locked, read_rows, write_atomically
 from oblrpo.seeds import seed_of
-from oblrpo.settings import SamplingConfig
+from oblrpo.settings import RolloutConfig, SamplingConfig
 from oblrpo.tasks.task import Problem
 
 # The size of a batch is among them because it decides the draws.
@@ -201,3 +203,30 @@ def digest_of_weights(model: torch.nn.Module) -> str:
         some = flat[:: max(1, len(flat) // 64)].to("cpu", torch.float64)
         digest.update(json.dumps([len(flat), *some.tolist()]).encode())
     return digest.hexdigest()
+
+
+def heldout_accuracy(
+    policy: Policy,
+    rewards: Rewards,
+    problems: list[Problem],
+    samples: int,
+    rollout: RolloutConfig,
+    seed: int,
+    sampler: Sampler,
+) -> Estimate:
+    """Return avg@k of the policy, sampled as in training; torch's random state is put back afterwards."""
+
+    def drawn() -> Iterator[tuple[list[Problem], list[str], Ids]]:
+        at_once = max(1, rollout.prompts_per_step * rollout.num_generations // samples)
+        for start in range(0, len(problems), at_once):
+            part = problems[start : start + at_once]
+            prompts = [problem.prompt for problem in part]
+            draws = sampler.sample(prompts, samples, rollout.max_completion_length, rollout.temperature)
+            yield part, draws.completions, draws.ids
+
+    def grade(*batch: Any) -> tuple[list[list[float]], list[list[bool]]]:
+        values_PG, valid_PG = rewards(*batch)
+        return torch.tensor(values_PG, device="cpu").tolist(), valid_PG  # in the precision that a step has them in
+
+    with policy.seeded(seed):
+        return evaluate(drawn(), samples, grade).average()

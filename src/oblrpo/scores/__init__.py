@@ -12,7 +12,7 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
 
 `tape.record(logps_S)`
      It chooses a store for every piece (`stores.choose_stores`), checks once that rows do not mix
-     (`row_check.check_rows`), and runs autograd down to the taps (`ForwardRecorder.backward`).
+     (`group_tape.check_rows`), and runs autograd down to the taps (`ForwardRecorder.backward`).
      `OutputTap.backward` sees the gradient of y, and gives it with x to `ShareCollector.receive`.
   3. layout. `ShareCollector.rows` puts both in rows by sequence (`Layout.rows`): (S, T, C) and (S, T, R).
   4. rules. `rules.linear` makes of them the factored gradient of W, `Outer`, and that of b, `Vector` (`contributions`).
@@ -28,9 +28,9 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
 
 An embedding or a norm differs in its rule alone. Other ways to the same stores: `head` (log-probabilities without all
 logits), `experts` and `param_wrappers` (batched experts, and LoRA on them), `tapped_operations`, `operations` and
-`functions` (parameters without a rule). `slices` sums where a batch was recorded in several forwards. `GroupTape` has
-known coefficients in its backward, and no norm of single sequences. `gram` takes inner products and sketches, `proxies`
-are weights from a forward alone, and `oracle` is loop autograd, which everything is tested against.
+`functions` (parameters without a rule). `tape.group_sums` sums where a batch was recorded in several forwards.
+`GroupTape` has known coefficients in its backward, and no norm of single sequences. `gram` takes inner products and
+sketches, `proxies` are weights from a forward alone, and `oracle` is loop autograd, which everything is tested against.
 """
 
 from oblrpo.scores import oracle

@@ -36,7 +36,7 @@ class Range:
 MAY_CHANGE = "may change"
 """A run may be resumed with another value of the setting."""
 ADJUSTABLE = "adjustable"
-"""The setting is adjusted to rows and model where it is not set; `trainer.adjusting` says how."""
+"""The setting is adjusted to rows and model where it is not set; `trainer.setup.adjust` says how."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """The step of OBLR-PO: the paper's Algorithm 1 in `algorithm1`, what flows through it in `flow`, and its extras."""
 
-from oblrpo.step.algorithm1 import Algorithm1, add_to_gradient
+from oblrpo.step.algorithm1 import Algorithm1, Movement, add_to_gradient
 from oblrpo.step.baseline import SCORE_NORMS, BaselinePass, StepBaseline
 from oblrpo.step.flow import Batch, Gradient, Part, Samples, Update
-from oblrpo.step.movement import Movement
 
 __all__ = [
     "SCORE_NORMS",

@@ -13,19 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from oblrpo import estimators
 from oblrpo.errors import check_finite
-from oblrpo.policy import Policy
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.estimators import ONE_IN
+from oblrpo.policy import Logps, Policy, Sequences
+from oblrpo.policy.micro_batches import MicroBatches, of_like_length
 from oblrpo.rollout import Sampler
 from oblrpo.scores import GroupTape, ScoreTape
 from oblrpo.settings import RolloutConfig
 from oblrpo.step.baseline import BaselinePass, StepBaseline
-from oblrpo.step.flow import Batch, Gradient, Part, Samples, Update, Weigh, on_policy
-from oblrpo.step.movement import Movement
-from oblrpo.step.scoring import score
+from oblrpo.step.flow import Batch, Gradient, Part, Samples, Update, Weigh, Weighed, on_policy
 from oblrpo.tables.algorithms import Algorithm
 from oblrpo.tasks import Problem
 
@@ -156,3 +156,89 @@ def add_to_gradient(
     check_finite("gradient of a prompt", group_norm2_P)
     tape.forget()  # the scores' room, before the next micro-batch
     return Part(part, weighed, norm2_S, baseline_PG, group_norm2_P, logps.detached())
+
+
+class Movement:
+    """Scores a subsample of a batch once more after the update, every output a group of its own."""
+
+    def __init__(self, policy: Policy, temperature: float, micro_batches: MicroBatches) -> None:
+        self.policy, self.temperature, self.micro_batches, self.every = policy, temperature, micro_batches, ONE_IN
+
+    def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
+        """Return a function that gives, after the update, the change of the tokens' log pi, (some S, C).
+
+        Where the policy rounds it gives log pi itself.
+        """
+        rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
+        return self.of(gradient.batch.sequences.at(rows), gradient.token_logps_SC[rows])
+
+    def of(self, chosen: Sequences, token_logps_SC: Tensor) -> Callable[[], Tensor]:
+        """The same of these rows, with their log pi before, NaN where nothing has taken it."""
+        if self.policy.low_precision:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
+            return lambda: self._token_logps_SC(chosen)
+        before_SC = token_logps_SC[:, : chosen.own_SC.shape[1]]
+        if not before_SC.isfinite().all():  # some did not go through the model
+            before_SC = self._token_logps_SC(chosen)
+        return lambda: self._token_logps_SC(chosen) - before_SC
+
+    @torch.no_grad()
+    def _token_logps_SC(self, chosen: Sequences) -> Tensor:
+        blocks = self.micro_batches.of(chosen, 1)
+        outputs = [self.policy.logps(chosen.at(rows_S), self.temperature).token_logps_SC for rows_S in blocks]
+        return chosen.by_token(blocks, outputs)
+
+
+def score(
+    part: Batch, policy: Policy, temperature: float, tape: ScoreTape | GroupTape, weigh: Weigh
+) -> tuple[Logps, Weighed]:
+    """Record grad log pi(o|q) of every output; return their log-probabilities, and what their scores are multiplied by.
+
+    Outputs of like length share a forward, whichever prompt they answer, so that little is padded. A prompt's outputs
+    are on one tape all the same.
+    """
+    if isinstance(tape, ScoreTape) and tape.takes_slices:
+        slices = of_like_length(part.sequences.mask_ST.sum(1), policy.tokens_of_a_forward)
+        if len(slices) > 1:
+            # Groups of which a slice has as many outputs are neighbours in it, and multiplied out together.
+            slices = [rows_S[by_count(part.owner_S[rows_S])] for rows_S in slices]
+            logps = _in_slices(part, slices, policy, temperature, tape, weigh)
+            return logps, weigh(part, logps.token_logps_SC.detach())
+    with tape:
+        logps = policy.logps(part.sequences, temperature)
+        check_finite("log-probability", logps.logps_S.detach())
+        weighed = weigh(part, logps.token_logps_SC.detach())
+        tape.record(_scored(part, logps, weighed))
+    return logps, weighed
+
+
+def _scored(part: Batch, logps: Logps, weighed: Weighed) -> Tensor:
+    """What the score of each output is the gradient of, (S,): log pi(o|q), or sum_t m_t log pi(o_t) of weights m_t."""
+    if weighed.token_weight_SC is None:
+        return logps.logps_S
+    return (logps.token_logps_SC * weighed.token_weight_SC * part.sequences.own_SC).sum(1)
+
+
+def _in_slices(
+    part: Batch, slices: list[Tensor], policy: Policy, temperature: float, tape: ScoreTape, weigh: Weigh
+) -> Logps:
+    """Record slices of the outputs; what their forwards say of all, 0 where a token is not the policy's own."""
+    outputs = []
+    with tape:
+        for rows_S in slices:
+            some = part.at(rows_S)
+            logps = policy.logps(some.sequences, temperature)
+            check_finite("log-probability", logps.logps_S.detach())
+            tape.record(_scored(some, logps, weigh(some, logps.token_logps_SC.detach())), rows_S=rows_S)
+            outputs.append(logps.detached())
+    token_logps_SC, entropy_SC, logit_norm2_SC = (
+        part.sequences.by_token(slices, [getattr(each, name) for each in outputs])
+        for name in ("token_logps_SC", "entropy_SC", "logit_norm2_SC")
+    )
+    return Logps(token_logps_SC.sum(1), token_logps_SC, entropy_SC, logit_norm2_SC, part.sequences.own_SC)
+
+
+def by_count(owner_N: Tensor) -> Tensor:
+    """The order of these rows by how many of them have the same owner."""
+    place_N, count_P = owner_N.unique(return_inverse=True, return_counts=True)[1:]
+    order_N: Tensor = count_P[place_N].argsort(stable=True)
+    return order_N

@@ -1,13 +1,17 @@
-"""What a run learns from before RL: rows of prompt and completion, or the worked solutions of its built-in task."""
+"""What a run learns from before RL: rows of prompt and completion, or its built-in task's worked solutions; and how."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from oblrpo.errors import InputError
+import torch
+
+from oblrpo.errors import InputError, check_finite
 from oblrpo.objects import Objects
-from oblrpo.policy import Policy, Prompt, tokens_of
+from oblrpo.policy import Policy, Prompt, Sequences, tokens_of
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
@@ -120,3 +124,46 @@ def peak_rate(config: TrainConfig, policy: Policy) -> float:
     if getattr(policy.model, "peft_config", None):
         return RATE_ADAPTERS
     return RATE_LOADED if config.policy.model else RATE_BUILT
+
+
+ALL = MicroBatches()
+
+
+def warm_start(
+    policy: Policy,
+    demonstrations: Callable[[int], tuple[Sequence[Prompt], list[str]]],
+    steps: int,
+    learning_rate: float,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
+    micro_batches: MicroBatches = ALL,
+) -> None:
+    """Maximise the mean token log-probability of demonstrated completions with AdamW and a cosine rate.
+
+    The loss is -sum log pi(o|q) / tokens over the completions of a batch, end tokens included; prompts have none. The
+    rate rises over 20 steps, or over a tenth of them all where that is less. `demonstrations` gives the prompts and
+    completions of a step; `progress` is called with the step and its loss, in nats a token.
+
+    Raises:
+        DivergedError: a loss is NaN or infinite.
+    """
+    optimizer = torch.optim.AdamW(policy.parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    rise = max(1, min(20, steps // 10))
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, (step + 1) / rise) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        loss = accumulate_loss(policy, policy.sequences(*demonstrations(step)), micro_batches)
+        torch.nn.utils.clip_grad_norm_(policy.parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        progress(step, loss)
+
+
+def accumulate_loss(policy: Policy, batch: Sequences, micro_batches: MicroBatches = ALL) -> float:
+    """Add the gradient of -sum log pi / tokens to `.grad`, a micro-batch at a time, and return the loss."""
+    tokens, loss = batch.lengths_S.sum(), torch.zeros((), device="cpu")
+    for rows_S in micro_batches.of(batch, 1):
+        share = -policy.logps(batch.at(rows_S)).logps_S.sum() / tokens
+        share.backward()
+        loss += share.detach().to(loss)
+    check_finite("loss of the supervised learning (learning_rate in warm_start_args)", loss)
+    return loss.item()

@@ -1,4 +1,4 @@
-"""A run's step: Algorithm 1 with what a run adds to it, each from a file of its own in `step`."""
+"""A run's step: Algorithm 1 with what a run adds to it, most of it from files of its own in `step`; and its prompts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from oblrpo import estimators
 from oblrpo.clock import Clock
 from oblrpo.errors import DivergedError, InputError, check_finite
+from oblrpo.estimators.advantages import ROUNDING
 from oblrpo.estimators.schedule import set_rate
 from oblrpo.memory import give_back
 from oblrpo.scores import UnsupportedModelError
+from oblrpo.settings import TrainConfig
 from oblrpo.step import Algorithm1, BaselinePass, Batch, Gradient, Samples, Update
 from oblrpo.step.ledger import VarianceLedger, drawn, own_norm2
 from oblrpo.step.off_policy import ImportanceWeights, clip_metrics, sampler_metrics
 from oblrpo.step.reference import Reference
-from oblrpo.step.selection import without_idle
 from oblrpo.tables.ratios import Ratio
-from oblrpo.tasks import Problem
+from oblrpo.tasks import Problem, Task
 from oblrpo.trainer.optimizers import averaged, training
 
 
@@ -181,7 +182,13 @@ class Learner:
         """
         known_PG = baseline.known_PG
         in_use = self.num_iterations > 1 or weights.sampler_logps_SC is not None or baseline.takes_norms()
-        return batch if known_PG is None or in_use or self.train_on == "all" else without_idle(batch, known_PG)
+        if known_PG is None or in_use or self.train_on == "all":
+            return batch
+        advantages_PG = estimators.advantages(batch.rewards_PG, known_PG, batch.valid_PG)
+        skipped_PG = advantages_PG.abs() <= ROUNDING * batch.rewards_PG.abs().max()  # what float32 leaves of 0
+        if skipped_PG.all():  # one is kept, so that there is a gradient, of 0
+            skipped_PG[tuple(batch.valid_PG.nonzero()[0])] = False
+        return replace(batch, skipped_PG=skipped_PG)
 
     def gradient(self, samples: Samples, batch: Batch, baseline: BaselinePass, weights: ImportanceWeights) -> Gradient:
         """The gradient of Algorithm 1 with the entropy of all outputs, and the signal and noise of drawn prompts."""
@@ -262,3 +269,50 @@ class Learner:
                 "checkpoint with --model."
             ) from None
         self.core.sampler.sync(self.core.policy)  # a schedule-free optimizer has just changed its weights
+
+
+class Prompts:
+    """Takes the prompts of every step from the task, which decides by the number of the step.
+
+    With `dynamic_sampling` (DAPO's) prompts whose outputs have earned the same are dropped, and others sampled for
+    them. Batches are taken from the task one after the other until prompts_per_step prompts have outputs that differ,
+    or so many rounds are over; what is missing then is filled up with prompts that were dropped, which give no
+    gradient. The prompts that are trained on depend on what their outputs earned: the objective is another one.
+    """
+
+    def __init__(self, task: Task, config: TrainConfig) -> None:
+        self.task, self.size, self.most = task, config.rollout.prompts_per_step, config.rollout.dynamic_sampling
+        self.batches = 0
+        """How many batches of the task dynamic sampling has used so far."""
+
+    def step(self, learner: Learner, number: int) -> tuple[list[Problem], StepResult]:
+        """Let the learner make a step; return it with the problems that it learned from."""
+        if not self.most:
+            problems = self.task.train_batch(number, self.size)
+            return problems, learner.step(problems, number)
+        problems, rounds = list[Problem](), list[Samples]()
+        differ = torch.zeros(0, dtype=torch.bool)
+        while len(rounds) < self.most and int(differ.sum()) < self.size:
+            self.batches += 1
+            more = self.task.train_batch(self.batches, self.size)
+            rounds.append(learner.sample(more))
+            problems += more
+            differ = torch.cat([_differ(sampled).cpu() for sampled in rounds])
+        chosen_P = torch.argsort(differ, descending=True, stable=True)[: self.size]
+        sampled = Samples.join(rounds)
+        done = learner.learn_from(sampled.at(chosen_P), number)
+        return [problems[index] for index in chosen_P.tolist()], replace(done, all_samples=sampled, rounds=len(rounds))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next draw depends on, beside the number of the step."""
+        return {"batches": self.batches} if self.most else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        self.batches = int(state["batches"]) if self.most else 0
+
+
+def _differ(sampled: Samples) -> torch.Tensor:
+    """Which prompts have outputs that have earned different rewards, (P,)."""
+    rewards_PG, valid_PG = sampled.rewards_PG, sampled.valid_PG
+    return rewards_PG.where(valid_PG, -torch.inf).amax(1) > rewards_PG.where(valid_PG, torch.inf).amin(1)

@@ -1,19 +1,23 @@
-"""The problems of a run, made from its config."""
+"""The problems of a run, made from its config, and digests of all that it learns from."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError
-from oblrpo.objects import PREFIX, Objects
+from oblrpo.objects import PREFIX, Objects, as_stable_json
 from oblrpo.policy import Policy
-from oblrpo.rewards import NEED_ANSWER, split_weight
+from oblrpo.rewards import NEED_ANSWER, Rewards, split_weight
 from oblrpo.settings import TaskConfig, TrainConfig
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import load_benchmark
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
-from oblrpo.tasks.sources import Stream, keep_rows, read_source
+from oblrpo.tasks.sources import Stream, is_hub_name, keep_rows, path_of, read_source
+from oblrpo.trainer.demonstrations import Demonstration
 
 
 def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
@@ -75,3 +79,34 @@ def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:
     # A reward of the user's may do with any answer, or without one; what it needs it says itself.
     compared = bool(rewards & NEED_ANSWER)
     return problems_of(rows, task.prompt_column, task.answer_column, template, "numeric" in rewards, compared)
+
+
+def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], rewards: Rewards) -> dict[str, str]:
+    """Return the SHA-256 of all data, rewards and baselines that the settings name, by setting and name.
+
+    By them a change is noticed before the run resumes. Of a file it is that of its bytes, of a data set of the hub that
+    of the problems and rows made of it, of a reward or a baseline that of the file it is written in. Rows of a Python
+    program have theirs in the settings, in their word.
+    """
+    parts: dict[str, Sequence[Any]] = {"sft_data": rows}
+    names = {"data": config.task.data, "eval_data": config.task.eval_data, "sft_data": config.warm_start.sft_data}
+    if isinstance(task, DataTask):
+        own_test = config.task.eval_data or (config.task.task in BENCHMARKS and not config.task.data)
+        parts |= {"data": task.given, "eval_data": task.own}
+        if config.task.task in BENCHMARKS:  # what is not named is the benchmark's own, from the hub
+            names |= {name: names[name] or (config.task.task,) for name in ("data", "eval_data") if own_test}
+    digests: dict[str, str] = {}
+    files: dict[str, str] = {}
+    for setting, given in names.items():
+        for name in given:
+            if name.startswith(PREFIX):
+                continue
+            if name in BENCHMARKS or (len(given) == 1 and is_hub_name(name)):
+                rows_as_text = (json.dumps(as_stable_json(vars(row)), sort_keys=True) for row in parts[setting])
+                digests[f"{setting} {name}"] = sum_of_texts(rows_as_text)
+            else:
+                digests[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))
+    baseline = config.algorithm.baseline
+    if ":" in baseline:  # of the user's own
+        digests[f"baseline {baseline}"] = sum_of(Path(baseline.rpartition(":")[0]))
+    return digests | rewards.digests()

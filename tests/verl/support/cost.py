@@ -18,8 +18,8 @@ import verl  # noqa: F401 - loads the plugins
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.settings import Settings
+from oblrpo.adapters.verl.trainer import BatchScores
 from oblrpo.memory import peak_bytes
 from oblrpo.policy import make_policy
 from oblrpo.settings import PolicyConfig

@@ -19,11 +19,10 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizer
 from verl.workers.utils.losses import ppo_loss
 
 from oblrpo import estimators
-from oblrpo.adapters.verl.batch_scores import BatchScores
-from oblrpo.adapters.verl.engine import OBLREngine
-from oblrpo.adapters.verl.movement import key_of, measured
+from oblrpo.adapters.verl.engine import OBLREngine, key_of, measured
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.settings import Settings
+from oblrpo.adapters.verl.trainer import BatchScores
 from oblrpo.estimators.measured_rate import BEGIN
 from oblrpo.scores import CalibratedProxy, oracle
 from tests.verl.support.batches import as_data, logps, make_rows, nested

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from oblrpo.policy import make_policy
 from oblrpo.settings import PolicyConfig
-from oblrpo.trainer.warm_start import warm_start
+from oblrpo.trainer.demonstrations import warm_start
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 

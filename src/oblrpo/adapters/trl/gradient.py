@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.adapters.shared.metrics import baseline_metrics
-from oblrpo.adapters.shared.state import with_tensors, without_tensors
+from oblrpo.adapters.shared import baseline_metrics, with_tensors, without_tensors
 from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_SC, sequences_of
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, ONE_IN

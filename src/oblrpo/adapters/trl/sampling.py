@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig
 
-from oblrpo.adapters.shared.conditions import Rule
+from oblrpo.adapters.shared import Rule
 from oblrpo.errors import InputError
 from oblrpo.step.off_policy import log_ratio, mismatch_metrics
 

@@ -15,10 +15,8 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from oblrpo.adapters.shared.metrics import finite, signal_metrics
-from oblrpo.adapters.shared.state import load_schedule, schedule_state
-from oblrpo.adapters.trl.checks import check_trainer
-from oblrpo.adapters.trl.config import OBLRPOConfig
+from oblrpo.adapters.shared import finite, load_schedule, schedule_state, signal_metrics
+from oblrpo.adapters.trl.config import OBLRPOConfig, check_trainer
 from oblrpo.adapters.trl.gradient import BatchGradient, GatheredBatch
 from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import check_reported

@@ -11,7 +11,7 @@ except ImportError as error:
 
     raise ImportError(f"the verl adapter needs verl ({error}); install it with: {pip_install('verl')}") from error
 
-from oblrpo.adapters.shared.conditions import check_version
+from oblrpo.adapters.shared import check_version
 
 KNOWN_VERSIONS = (0, 9, 1), (0, 11)
 """The oldest version of verl that the adapter was written against, and the first that it does not know."""

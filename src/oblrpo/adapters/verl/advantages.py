@@ -16,7 +16,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from oblrpo import estimators
-from oblrpo.adapters.shared.metrics import baseline_metrics
+from oblrpo.adapters.shared import baseline_metrics
 from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.adapters.verl.settings import ESTIMATORS
 from oblrpo.errors import InputError

@@ -1,30 +1,38 @@
-"""The FSDP2 engine of verl, which takes scores in its pass for log-probabilities and sets the rate of every update."""
+"""The FSDP2 engine of verl with scores and a rate of its own, and what runs on it: measuring, rehearsal, the worker."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed
+from omegaconf import OmegaConf
 from tensordict import TensorDict
+from torch import Tensor
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import maybe_fix_3d_position_ids
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.padding import no_padding_2_padding
 
 from oblrpo import estimators
-from oblrpo.adapters.shared.metrics import signal_metrics
-from oblrpo.adapters.shared.state import load_schedule, schedule_state
-from oblrpo.adapters.verl import rehearsal
-from oblrpo.adapters.verl.movement import EngineMovement, low_precision
+from oblrpo.adapters.shared import load_schedule, schedule_state, signal_metrics
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
-from oblrpo.adapters.verl.settings import Settings
+from oblrpo.adapters.verl.settings import MODEL, Settings, read_settings
 from oblrpo.errors import InputError
-from oblrpo.scores import ScoreTape
+from oblrpo.estimators import ONE_IN
+from oblrpo.policy import Policy
+from oblrpo.policy.rehearsal import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
+from oblrpo.scores import ScoreTape, UnsupportedModelError
 from oblrpo.step.algorithm1 import NO_SIGNAL
 
 VENDOR = "oblrpo"
@@ -36,7 +44,10 @@ SLACK = 1.1
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
 class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """The engine `FSDPEngineWithLMHead` with score norms and a rate that follows the signal-to-noise ratio."""
+    """The engine `FSDPEngineWithLMHead` with score norms and a rate that follows the signal-to-noise ratio.
+
+    It takes scores in its pass for log-probabilities, and sets the rate of every update.
+    """
 
     _scoring = False
     _group_norm2_P: torch.Tensor | None = None
@@ -49,7 +60,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._schedule = estimators.SNRSchedule(
             self.optimizer, settings.schedule, kl=settings.kl, low_precision=low_precision(self)
         )
-        rehearsal.rehearse(self, settings.exact_pairs, longest)
+        rehearse(self, settings.exact_pairs, longest)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
         """Do as verl does; scores that the trainer requests come with the log-probabilities.
@@ -199,3 +210,198 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             )
         load_schedule(self._schedule, json.loads(file.read_text()), file, "+oblrpo.schedule")
         super().load_checkpoint(local_path, *args, **kwargs)
+
+
+def measured(keys: Sequence[Sequence[int | None]], rank: int) -> tuple[list[int], int]:
+    """This rank's rows of those that are measured, then others, so that all ranks have as many, and how many are meant.
+
+    One row of `ONE_IN` is meant, over all ranks, those of the least keys: which rank has a row is chance in verl.
+
+    Args:
+        keys: of every rank's rows, by what the row says; None for padding.
+        rank: whose rows.
+    """
+    own_keys = sorted(key for row in keys for key in row if key is not None)
+    last = own_keys[math.ceil(len(own_keys) / ONE_IN) - 1]
+    meant = [[place for place, key in enumerate(row) if key is not None and key <= last] for row in keys]
+    mine, most = meant[rank], max(map(len, meant))
+    others = [place for place in range(len(keys[rank])) if place not in mine]
+    return [*mine, *others[: most - len(mine)]], len(mine)
+
+
+def key_of(ids: Tensor) -> int:
+    """A number by which a row is known from its tokens."""
+    return zlib.crc32(ids.long().cpu().numpy().tobytes())
+
+
+def low_precision(engine: Any) -> bool:
+    """Whether an engine computes log-probabilities with fewer digits than float32."""
+    return bool(engine._autocast_dtype != torch.float32)
+
+
+class EngineMovement:
+    """Takes log-probabilities of a subsample of the batch once more after the update.
+
+    Every rank must make it and call it: the model is sharded over them.
+
+    Args:
+        engine: the engine that updates, before its update.
+        data: the rows of this rank, padding too, with `old_log_probs`.
+    """
+
+    def __init__(self, engine: Any, data: TensorDict) -> None:
+        self._engine = engine
+        group = engine.get_data_parallel_group()
+        keys: list[Any] = [None] * torch.distributed.get_world_size(group)
+        own_S = data["response_mask"].to_padded_tensor(0).any(1).tolist()
+        mine = [key_of(ids) if own else None for ids, own in zip(data["input_ids"].unbind(), own_S, strict=True)]
+        torch.distributed.all_gather_object(keys, mine, group=group)
+        rows, meant = measured(keys, torch.distributed.get_rank(group))
+        self._rows = tu.index_select_tensor_dict(data, rows)
+        tu.assign_non_tensor(self._rows, calculate_entropy=False)
+        if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows
+            tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
+        self._mask_SC = self._rows["response_mask"].to_padded_tensor(0).bool().cpu()
+        self._mask_SC[meant:] = False
+        # In a short type the schedule compares forwards of these rows alone (`SNRSchedule`).
+        self._before_SC = 0.0 if low_precision(engine) else self._own(self._rows["old_log_probs"].to_padded_tensor(0))
+
+    def change(self) -> Tensor:
+        """Return log pi after - log pi before by token, of all ranks' rows that are not padding, the same on each.
+
+        In a short type it is log pi itself.
+        """
+        change_SC = (self._token_logps_SC() - self._before_SC)[self._mask_SC.any(1)]
+        group = self._engine.get_data_parallel_group()
+        parts: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(parts, change_SC, group=group)
+        width = max(part.shape[1] for part in parts)
+        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+
+    @torch.no_grad()
+    def _token_logps_SC(self) -> Tensor:
+        module = self._engine.module
+        module.eval()
+        try:
+            output = self._engine.forward_backward_batch(self._rows, None, forward_only=True)["model_output"]
+        finally:
+            module.train()
+            module.reshard()  # or the next forward would not see an update that was shortened
+        return self._own(no_padding_2_padding(output["log_probs"].cpu(), self._rows))
+
+    def _own(self, token_logps_SC: Tensor) -> Tensor:
+        return torch.where(self._mask_SC, token_logps_SC.cpu().double(), 0.0)
+
+
+PROMPT, RESPONSE = 3, 5
+"""Tokens of each row's parts."""
+
+UNPACK = f"set {MODEL}.use_remove_padding=False."
+
+
+def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
+    """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
+
+    It runs before anything is sampled: what would not be exact is refused then, with its cure.
+
+    `exact_pairs`: whether exact inner products are taken; `longest`: most tokens of a row; 0: the model's context.
+    """
+    policy, packed = Policy(engine.module, None, bf16=low_precision(engine)), engine.use_remove_padding
+    with engine.eval_mode():
+        check_lengths(policy, lambda: longest or policy.longest)  # vLLM goes by the longest row that it allows
+        engine.module.train()  # in which verl takes its gradient
+        if found := noise(policy):
+            raise InputError(f"oblr_po takes no noise in forwards ({found}): set it to 0 in {MODEL}.override_config.")
+        engine.module.eval()
+    try:
+        logp_C = _log_probs(engine, 0, packed, exact_pairs)
+    except UnsupportedModelError as error:
+        raise InputError(f"oblr_po cannot take this model's scores: {error}{_cure(str(error), packed)}") from None
+    if not packed:
+        return
+    if names := [name for name, module in engine.module.named_modules() if isinstance(module, torch.nn.Conv1d)]:
+        raise InputError(  # frozen ones, too; what they do to random weights may be too little to be seen below
+            f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: {names[0]} is a convolution "
+            f"along tokens, as hybrids have, which runs on from one packed row to the next; {UNPACK}"
+        )
+    change = float((_log_probs(engine, 1, packed, exact_pairs) - logp_C).abs().max())
+    if not change <= (MIXES_SHORT if low_precision(engine) else MIXES):
+        raise InputError(
+            f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
+            f"changes with the row before it, by {change:.2g} nats, as in linear attention, Mamba and convolutions "
+            f"that run on from row to row; {UNPACK}"
+        )
+
+
+def _cure(error: str, packed: bool) -> str:
+    if "lora_" in error:
+        return f" Adapters of linear layers are taken: set {MODEL}.target_modules=[q_proj,k_proj,v_proj,o_proj]."
+    if packed:
+        return f" Hybrids (linear attention, Mamba, convolutions) are taken where rows are not packed: {UNPACK}"
+    return ""
+
+
+def _log_probs(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> Tensor:
+    """Log-probabilities of the second row's response, after a first row of tokens that are `shift` others."""
+    with engine.eval_mode():
+        columns = engine.score(_rows(engine, shift, packed, exact_pairs))["model_output"]
+    log_probs: Tensor = columns["log_probs"].unbind()[1]
+    return log_probs[PROMPT - 1 : PROMPT - 1 + RESPONSE]
+
+
+def _rows(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> TensorDict:
+    """Two outputs of one prompt, as a step hands them to the engine."""
+    rows = list(two_rows(PROMPT + RESPONSE, engine.module.config.get_text_config().vocab_size, shift))
+    tensors = {
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(ids)) for ids in rows],
+        "prompts": [ids[:PROMPT] for ids in rows],
+        "responses": [ids[PROMPT:] for ids in rows],
+        "response_mask": [torch.ones_like(ids[PROMPT:]) for ids in rows],
+    }
+    nested = {key: torch.nested.as_nested_tensor(each, layout=torch.jagged) for key, each in tensors.items()}
+    data = tu.get_tensordict({**nested, "uid": ["rehearsal"] * len(rows)}, {})
+    tu.assign_non_tensor(
+        data,
+        use_remove_padding=packed,
+        use_dynamic_bsz=False,
+        use_fused_kernels=False,
+        micro_batch_size_per_gpu=len(rows),
+        temperature=1.0,
+        calculate_entropy=True,
+        oblrpo_group_size=len(rows) if exact_pairs else 0,
+    )
+    return data
+
+
+ENGINE_VENDOR = "VERL_ENGINE_VENDOR"
+
+
+class OBLRTrainingWorker(TrainingWorker):  # type: ignore[misc]
+    """A training worker on our engine; the reference model beside it keeps the engine of verl."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        before = os.environ.get(ENGINE_VENDOR)
+        os.environ[ENGINE_VENDOR] = VENDOR  # read by verl where it looks the engine up, and nowhere else
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            del os.environ[ENGINE_VENDOR]
+            if before is not None:
+                os.environ[ENGINE_VENDOR] = before
+        if not isinstance(self.engine, OBLREngine):
+            raise TypeError(f"oblrpo: verl gave the actor a {type(self.engine).__name__} in place of OBLREngine.")
+
+
+class OBLRWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """The worker `ActorRolloutRefWorker` with that actor; `config.oblrpo` holds the adapter's settings."""
+
+    actor_worker_cls = OBLRTrainingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def init_model(self) -> None:
+        """Build the models as verl does, then hand the adapter's settings to the engine."""
+        super().init_model()
+        if self.actor is not None:
+            settings = read_settings(OmegaConf.to_container(self.config.oblrpo))
+            self.actor.engine.configure(settings, self.config.rollout.max_model_len or 0)

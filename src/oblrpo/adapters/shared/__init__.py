@@ -1,1 +1,0 @@
-"""What both adapters have."""
