@@ -23,8 +23,7 @@ from oblrpo.tasks.grading.normal import (
     top,
     unworded,
 )
-from oblrpo.tasks.grading.number import number, same_number
-from oblrpo.tasks.grading.units import Unit, ratio, without_unit
+from oblrpo.tasks.grading.units import Unit, number, ratio, same_number, without_unit
 
 Algebra = Callable[[str, str], bool]
 """Returns whether two tidy formulas (gold, answer) are equal; it may raise `NeedsAlgebra` if it cannot tell."""

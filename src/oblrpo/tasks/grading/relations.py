@@ -8,7 +8,6 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from fractions import Fraction
 from itertools import combinations, pairwise, product
 from typing import Any
 
@@ -18,7 +17,7 @@ from sympy.core.evalf import PrecisionExhausted
 from sympy.core.function import AppliedUndef
 
 from oblrpo.tasks.grading.normal import closes, in_any_order, key, listed, relational, rewriting, split_top, top
-from oblrpo.tasks.grading.number import number, tolerance
+from oblrpo.tasks.grading.units import number, tolerance
 
 _REALS, _INFINITY, _POINT = sympy.S.Reals, sympy.oo, sympy.Symbol("point", real=True)
 _RELATIONS = {
@@ -239,7 +238,10 @@ def same_formula(gold: str, answer: str) -> bool:
         return False
     given, decimal = read(answer), number(gold)
     if decimal is not None and decimal.decimal:
-        return _rounds_to(given, decimal.value)
+        value = sympy.N(given, 30)
+        known = (value.is_Float or value.is_Rational) and value.is_finite
+        wanted = sympy.Rational(decimal.value)
+        return bool(known and abs(sympy.Rational(value) - wanted) <= sympy.Rational(tolerance(decimal.value)))
     return _same(read(gold), given)
 
 
@@ -288,12 +290,6 @@ def _same(gold: Any, answer: Any) -> bool:
         gold, answer = gold.xreplace(unknown), answer.xreplace(unknown)
     agree = _agree(gold, answer)
     return bool(sympy.simplify((gold - answer).doit()) == 0) if agree is None else agree
-
-
-def _rounds_to(answer: Any, gold: Fraction) -> bool:
-    value = sympy.N(answer, 30)
-    known = (value.is_Float or value.is_Rational) and value.is_finite
-    return bool(known and abs(sympy.Rational(value) - sympy.Rational(gold)) <= sympy.Rational(tolerance(gold)))
 
 
 def _agree(gold: Any, answer: Any) -> bool | None:
