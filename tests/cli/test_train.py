@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oblrpo.cli.help import documented
+from oblrpo.cli.flags import documented
 from oblrpo.estimators import BASELINES
 from oblrpo.settings import TrainConfig, flatten, read_yaml, read_yaml_file, yaml_text
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of

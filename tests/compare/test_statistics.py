@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from oblrpo.compare.statistics import Window, crossing, holm, paired, usable
+from oblrpo.compare.summary import Window, crossing, holm, paired, usable
 from oblrpo.intervals import mean, smooth, student_t, within
 
 # 97.5 % points of Student's t as printed in tables (five figures; NIST/SEMATECH e-Handbook, 1.3.6.7.2)

@@ -10,11 +10,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from oblrpo.compare.page import write_page
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import read_spec
 from oblrpo.compare.summary import band, summarise
-from oblrpo.compare.table import lines, notes, print_table, window, write_table
+from oblrpo.compare.table import lines, notes, print_table, window, write_page, write_table
 from oblrpo.errors import InputError
 from tests.compare.conftest import plan_of, pretend
 

@@ -19,7 +19,7 @@ import pytest
 
 from oblrpo.diagnosis import diagnose
 from oblrpo.errors import InputError
-from oblrpo.runs import log_trackers, logs
+from oblrpo.runs import logs
 from oblrpo.runs.logs import read_log
 
 STEPS = range(1, 401)
@@ -69,7 +69,7 @@ def of_wandb(monkeypatch):
     for name in ("wandb", "wandb.proto"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(log_trackers, "find_spec", lambda name: name == "wandb" or None)
+    monkeypatch.setattr(logs, "find_spec", lambda name: name == "wandb" or None)
     return lambda steps: blocks(json.dumps(of_trl(n)).encode() for n in steps)
 
 
@@ -128,7 +128,7 @@ def test_wandb_by_its_own_library(tmp_path):
     ("wandb", "run-ab.wandb", b":W&B\xe1\xbe\0"), ("tensorboard", "events.out.tfevents.1.vm", b"\x18\0\0brain.Event:2"),
 ])  # fmt: skip
 def test_without_its_library_a_sentence_says_how_to_install_it(tmp_path, monkeypatch, library, name, head):
-    monkeypatch.setattr(log_trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(logs, "find_spec", lambda name: None)
     (tmp_path / name).write_bytes(head)
     for path in (tmp_path, tmp_path / name):
         with pytest.raises(

@@ -12,8 +12,8 @@ import pytest
 from markupsafe import Markup
 
 from oblrpo.errors import InputError
-from oblrpo.report import follow as following
-from oblrpo.report.follow import follow
+from oblrpo.report import page as following
+from oblrpo.report.page import follow
 from tests.report.conftest import row
 
 BEFORE = {"step": 0, "eval/accuracy": 0.25, "eval/accuracy_stderr": 0.02}

@@ -12,10 +12,8 @@ from oblrpo.diagnosis import diagnose
 from oblrpo.errors import InputError
 from oblrpo.intervals import geometric_mean
 from oblrpo.report.charts import short
-from oblrpo.report.completions import samples
-from oblrpo.report.curves import course, critical_batch, n_snr, reward_line
-from oblrpo.report.ledger import variance_ratios
-from oblrpo.report.page import DRAWN, write_report
+from oblrpo.report.curves import course, critical_batch, n_snr, reward_line, variance_ratios
+from oblrpo.report.page import DRAWN, samples, write_report
 from oblrpo.report.record import read_run
 from oblrpo.tables.baselines import BASELINES
 from oblrpo.tables.metrics import AVERAGED_STEPS, CHARTS, ROW_OF

@@ -11,7 +11,7 @@ import pytest
 from oblrpo import cli
 from oblrpo.errors import InputError
 from oblrpo.report.page import write_report
-from oblrpo.report.trl import read_trl
+from oblrpo.report.record import read_trl
 
 STATE = Path(__file__).parent / "trl_run" / "checkpoint-12" / "trainer_state.json"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy
 import pytest
 
-from oblrpo.rewards.digest import digest_and_gaps
+from oblrpo.rewards.user import digest_and_gaps
 
 
 class Scaled:
@@ -117,7 +117,7 @@ def test_what_of_it_can_be_told_is_told_all_the_same():
 
 SCRIPT = """
 import enum, functools, json, random, re, sys, threading
-from oblrpo.rewards.digest import digest_and_gaps
+from oblrpo.rewards.user import digest_and_gaps
 Mark = enum.Enum("Mark", {"ONE": object()})
 def timed(f):
     calls = []

@@ -5,7 +5,7 @@ import pytest
 from oblrpo.cli.evaluate import EvaluateCommand
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, every_value, flatten, hint, may_change_on_resume, with_settings
-from oblrpo.settings.foreign_settings import CALLED, NOT_HERE
+from oblrpo.settings.reading import CALLED, NOT_HERE
 from oblrpo.settings.typed import settings_of
 
 OURS = set(flatten(TrainConfig()))

@@ -7,7 +7,7 @@ import pytest
 from oblrpo.compare.spec import read_spec
 from oblrpo.errors import InputError
 from oblrpo.settings import RolloutConfig, RunConfig, TrainConfig, read_yaml, with_settings
-from oblrpo.settings.yaml_files import yaml_line, yaml_text
+from oblrpo.settings.reading import yaml_line, yaml_text
 from oblrpo.tasks import data, sources
 from oblrpo.trainer.setup import check
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from lab.benchmarks.grading import by_lm_eval, kind
-from oblrpo.rewards.builtin import boxed
+from oblrpo.rewards.rewards import boxed
 from oblrpo.tasks.grading import MathVerifier, extract_answer, last_box
 
 pytest.importorskip("math_verify")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oblrpo.errors import InputError
 from oblrpo.tasks import make_task
-from oblrpo.tasks.generated import is_heldout
+from oblrpo.tasks.task import is_heldout
 
 VARIANTS = {
     "addition": ("addition", {}),

@@ -17,8 +17,7 @@ from oblrpo.errors import InputError
 from oblrpo.tasks.grading import MathVerifier, extract_answer
 from oblrpo.tasks.grading import verifier as verifier_module
 from oblrpo.tasks.grading.normal import listed, tidy
-from oblrpo.tasks.grading.number import number, same_number
-from oblrpo.tasks.grading.units import without_unit
+from oblrpo.tasks.grading.units import number, same_number, without_unit
 
 pytest.importorskip("math_verify")
 sympy = pytest.importorskip("sympy")

@@ -6,8 +6,7 @@ from fractions import Fraction
 import pytest
 
 from oblrpo.tasks.grading.normal import tidy
-from oblrpo.tasks.grading.number import number
-from oblrpo.tasks.grading.units import without_unit
+from oblrpo.tasks.grading.units import number, without_unit
 
 pytest.importorskip("math_verify")
 

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from oblrpo.tasks.grading.compare import NeedsAlgebra, equal
-from oblrpo.tasks.grading.normal import tidy
-from oblrpo.tasks.grading.signs import latex_of
+from oblrpo.tasks.grading.normal import latex_of, tidy
 
 pytest.importorskip("math_verify")
 sympy = pytest.importorskip("sympy")
@@ -165,7 +164,7 @@ def test_one_meaning_in_many_forms(kind, verifier):
 
 
 def test_what_counts_is_whole():
-    from oblrpo.tasks.grading.algebra import _points
+    from oblrpo.tasks.grading.relations import _points
 
     u, r = sympy.symbols("u r", real=True)
     assert all(point[r].is_Integer for point in _points(sympy.Tuple(sympy.binomial(u, r))))

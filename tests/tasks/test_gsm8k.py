@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oblrpo.rewards.builtin import numeric
+from oblrpo.rewards.rewards import numeric
 from tests.tasks.data import task_of_file
 
 SAMPLE = [

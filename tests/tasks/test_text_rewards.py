@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oblrpo.rewards import builtin
+from oblrpo.rewards import rewards as builtin
 from oblrpo.tasks.data import MAX_DIGITS, last_number
 
 

@@ -12,8 +12,7 @@ from oblrpo.runs import RunFolder
 from oblrpo.runs.rows import NEEDED
 from oblrpo.trackers import Reporter, check_trackers
 from oblrpo.trackers import reporter as reporting
-from oblrpo.trackers.libraries import TRACKERS
-from oblrpo.trackers.reporter import NOTE, values_of
+from oblrpo.trackers.reporter import NOTE, TRACKERS, values_of
 
 SETTINGS = {"project": "tests", "steps": 9}
 
@@ -160,12 +159,12 @@ def test_values_are_numbers_under_their_own_keys_and_warnings():
 
 
 def test_names_are_checked(monkeypatch):
-    monkeypatch.setattr("oblrpo.trackers.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("oblrpo.trackers.reporter.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'oblrpo\[trackio\]'"):
         check_trackers(["trackio"])
     with pytest.raises(InputError, match=r"unknown report_to 'wand'.*Did you mean 'wandb'"):
         check_trackers(["wand"])
-    monkeypatch.setattr("oblrpo.trackers.libraries.find_spec", lambda name: True)
+    monkeypatch.setattr("oblrpo.trackers.reporter.find_spec", lambda name: True)
     with pytest.raises(InputError, match="wandb twice"):
         check_trackers(["wandb", "wandb"])
     check_trackers(list(TRACKERS))

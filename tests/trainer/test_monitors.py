@@ -6,7 +6,7 @@ import re
 import pytest
 
 from oblrpo.diagnosis import Facts
-from oblrpo.report.advice import advice
+from oblrpo.report.record import advice
 from oblrpo.trainer.loop import Monitors
 
 FINE = {

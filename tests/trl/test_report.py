@@ -8,7 +8,7 @@ from trl import GRPOTrainer
 from oblrpo import diagnose
 from oblrpo.adapters.trl import OBLRPOTrainer, VarianceLedgerCallback
 from oblrpo.report.page import write_report
-from oblrpo.report.trl import read_trl
+from oblrpo.report.record import read_trl
 from tests.trl.support import ours, reward, theirs
 
 pytest.importorskip("matplotlib")

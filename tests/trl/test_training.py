@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
 from oblrpo.adapters.trl.config import RULES
 from oblrpo.errors import InputError
-from oblrpo.report.trl import read_trl
+from oblrpo.report.record import read_trl
 from oblrpo.tables.baselines import UNBIASED
 from oblrpo.tables.metrics import ADDED, ROW_OF, metric_of
 from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy

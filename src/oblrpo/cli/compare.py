@@ -72,9 +72,8 @@ def run(argv: list[str]) -> None:
     if command.dry_run:
         _describe(plan)
         return
-    from oblrpo.compare.page import write_page
     from oblrpo.compare.summary import summarise
-    from oblrpo.compare.table import print_table, write_table
+    from oblrpo.compare.table import print_table, write_page, write_table
 
     console = Console(soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 100)
     conductor = Conductor(plan, console)

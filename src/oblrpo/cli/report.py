@@ -33,9 +33,8 @@ def run(argv: list[str]) -> None:
     command = parse(ReportCommand(), argv, "oblrpo report")
     if command.seconds < 1:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
-    from oblrpo.report.follow import follow
     from oblrpo.report.html import seen
-    from oblrpo.report.page import write_report
+    from oblrpo.report.page import follow, write_report
     from oblrpo.runs import check_writable
     from oblrpo.runs.logs import state_files
 

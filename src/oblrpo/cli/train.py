@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from oblrpo.cli.flags import misplaced, parse
-from oblrpo.cli.help import COMMON, print_settings
+from oblrpo.cli.flags import COMMON, misplaced, parse, print_settings
 from oblrpo.commands import carry_out, check_files, check_settings, saved_settings, summary_of
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, yaml_text

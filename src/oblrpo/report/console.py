@@ -18,9 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from oblrpo.diagnosis import Facts, Watch
-from oblrpo.report.advice import advice
 from oblrpo.report.html import seen
-from oblrpo.report.record import LAST_STEPS, accuracy_margin
+from oblrpo.report.record import LAST_STEPS, accuracy_margin, advice
 
 PLAIN_LINES = 20  # the number of lines that a run prints where the console is no terminal
 

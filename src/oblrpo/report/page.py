@@ -1,23 +1,156 @@
 """The page of a run, RUN/report.html: how it went, or is going, from what it left on the disk."""
 
+import os
+import random
 import statistics
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
+from matplotlib.axes import Axes
 
 from oblrpo.diagnosis import Diagnosis, Watch, facts_of, facts_of_log
 from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES
 from oblrpo.errors import InputError
-from oblrpo.report import completions, curves, ledger
-from oblrpo.report.advice import advice
-from oblrpo.report.charts import short
-from oblrpo.report.html import markup, render
-from oblrpo.report.record import LAST_STEPS, RunRecord, accuracy_margin, changed_settings, read_run
-from oblrpo.report.trl import read_trl
+from oblrpo.report import charts, curves
+from oblrpo.report.charts import legend, look, short
+from oblrpo.report.html import TEMPLATES, markup, render
+from oblrpo.report.record import LAST_STEPS, RunRecord, accuracy_margin, advice, changed_settings, read_run, read_trl
 from oblrpo.runs import Metrics, write_atomically
 from oblrpo.settings import yaml_line
 from oblrpo.tables.metrics import CHARTS, Chart
+
+Rows = list[dict[str, Any]]
+PROMPTS, COMPLETIONS = 3, 8  # the most prompts shown of a step, and the most completions of each
+NARROW = 24  # completions of at most so many characters stand in a table beside their figures
+POINTS = 200  # the most points of a step in a scatter
+DISCRETE = 6  # at most so many different rewards are drawn as columns
+
+
+def samples(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Show prompts of the first and the last step, and their completions."""
+    kept = _first_and_last(record, "reward") or _first_and_last(record, "step")
+    groups_of: dict[int, dict[str, Rows]] = {step: defaultdict(list) for step in kept}
+    for step, rows in kept.items():
+        for row in rows:
+            groups_of[step][row["prompt"]].append(row)
+    shared = set.intersection(*(set(groups) for groups in groups_of.values())) if kept else set()
+    drawn = []
+    for step, groups in groups_of.items():
+        # those whose completions differ in reward first: the others teach nothing
+        rewards = {prompt: {row["reward"] for row in rows} - {None} for prompt, rows in groups.items()}
+        order = sorted(groups, key=lambda prompt: (prompt not in shared, len(rewards[prompt]) < 2))
+        title = f"Step {step}, {'before' if step == min(kept) else 'after'}"
+        shown = [_group(groups[prompt]) for prompt in order[:PROMPTS]]
+        drawn.append(Markup(render("samples.html", title=title, groups=shown)))
+    return drawn
+
+
+def _group(rows: Rows) -> dict[str, Any]:
+    shown = rows[:COMPLETIONS]
+    parts: Any = TEMPLATES.get_template("parts.html").module
+    return {
+        "prompt": rows[0]["prompt"],
+        "answer": str(rows[0].get("answer", "")),
+        "narrow": max(len(row["completion"]) for row in shown) <= NARROW,
+        "rows": [(parts.folded(row["completion"]), *_figures(row)) for row in shown],
+        "more": len(rows) - COMPLETIONS,
+    }
+
+
+def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write a completion's reward, advantage, baseline, squared norm and length."""
+
+    def number(key: str, missing: str, form: str = "") -> str:
+        value = row.get(key)
+        return missing if value is None else format(value, form) if form else short(value)
+
+    kind = "up" if (row["advantage"] or 0) > 0 else "down"
+    advantage = markup("<span class={}>{}</span>", kind, number("advantage", "none", "+.3f"))
+    baseline, norm2 = number("baseline", "none", ".3f"), number("score_norm2", "not taken")
+    return number("reward", "masked", "g"), advantage, baseline, norm2, number("length", "", "d")
+
+
+def norm_against_reward(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw each completion's squared score norm against its reward, before and after; none where none was taken."""
+    kept = _first_and_last(record, "score_norm2/mean")
+    pairs = {
+        step: [(row["reward"], row["score_norm2"]) for row in rows
+               if row.get("score_norm2") and row["reward"] is not None][:POINTS]
+        for step, rows in kept.items()
+    }  # fmt: skip
+    pairs = {step: of_step for step, of_step in pairs.items() if of_step}
+    if not pairs:
+        return []
+    rewards = sorted({reward for of_step in pairs.values() for reward, _ in of_step})
+    discrete = len(rewards) <= DISCRETE
+
+    def draw(axes: Axes) -> None:
+        axes.set_yscale("log")
+        if discrete:
+            _columns(axes, pairs, rewards)
+        else:
+            for number, (step, of_step) in enumerate(pairs.items()):
+                x, y = zip(*of_step, strict=True)
+                axes.plot(x, y, ".", color=_color(number), alpha=0.5, markersize=5, label=f"step {step}")
+        legend(axes)
+
+    return [charts.drawing(chart.title, "reward", draw, ylabel=chart.ylabel, note=chart.note)]
+
+
+def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rewards: Sequence[float]) -> None:
+    """Draw one column of points for each reward and step, side by side, and its median."""
+    rng, width = random.Random(0), 0.8 / len(pairs)
+    for number, (step, of_step) in enumerate(pairs.items()):
+        for place, reward in enumerate(rewards):
+            norms = sorted(norm for own, norm in of_step if own == reward)
+            if not norms:
+                continue
+            left = place - 0.4 + number * width
+            x = [left + width * (0.1 + 0.8 * rng.random()) for _ in norms]
+            label = f"step {step}" if place == min(rewards.index(own) for own, _ in of_step) else None
+            axes.plot(x, norms, ".", color=_color(number), alpha=0.4, markersize=4, label=label)
+            axes.plot([left, left + width], [norms[len(norms) // 2]] * 2, color=_color(number), linewidth=3)
+    axes.set_xticks(range(len(rewards)), [short(reward) for reward in rewards])
+
+
+def length_spread(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Draw how lengths are spread, before and after."""
+    taken = {step: [row["length"] for row in rows if row.get("length")]
+             for step, rows in _first_and_last(record, "reward").items()}  # fmt: skip
+    spread = {step: of_step for step, of_step in taken.items() if of_step}
+    if not spread:
+        return []
+    low, high = min(map(min, spread.values())), max(map(max, spread.values()))
+    width = max(1, -(-(high - low + 1) // 30))
+    edges = [low - 0.5 + width * place for place in range((high - low) // width + 2)]
+
+    def draw(axes: Axes) -> None:
+        for number, (step, of_step) in enumerate(spread.items()):
+            axes.hist(of_step, edges, weights=[1 / len(of_step)] * len(of_step), histtype="stepfilled", alpha=0.35,
+                      color=_color(number), label=f"step {step}")  # fmt: skip
+        axes.set_ylim(bottom=0)
+        legend(axes)
+
+    return [charts.drawing(chart.title, "tokens", draw, ylabel=chart.ylabel, note=chart.note)]
+
+
+def _color(number: int) -> str:
+    return look(1 - number)[0]  # the last step has the colour of the run's own curves
+
+
+def _first_and_last(record: RunRecord, key: str) -> dict[int, Rows]:
+    """Return the completions of the first and of the last step that have the metric and still have completions."""
+    steps = [row["step"] for row in record.steps if row.get(key) is not None]
+    ends = (
+        next(((step, rows) for step in order if (rows := record.completions(step))), None)
+        for order in (steps, steps[::-1])
+    )
+    return dict(filter(None, ends))
+
 
 DRAWN: dict[str, Callable[[RunRecord, Chart], list[Markup]]] = {
     "course": curves.course,
@@ -26,11 +159,11 @@ DRAWN: dict[str, Callable[[RunRecord, Chart], list[Markup]]] = {
     "rate": curves.rate,
     "critical_batch": curves.critical_batch,
     "length": curves.length,
-    "variances": ledger.variances,
-    "variance_course": ledger.variance_course,
-    "norm_against_reward": completions.norm_against_reward,
-    "length_spread": completions.length_spread,
-    "samples": completions.samples,
+    "variances": curves.variances,
+    "variance_course": curves.variance_course,
+    "norm_against_reward": norm_against_reward,
+    "length_spread": length_spread,
+    "samples": samples,
 }
 """What draws a chart of each kind; nothing where the run has not what it shows."""
 
@@ -119,3 +252,51 @@ def _facts(record: RunRecord) -> list[tuple[str, str, str]]:
 def _accuracy(row: Metrics) -> str:
     margin = accuracy_margin(row)
     return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" ± {margin:.3f}")
+
+
+def follow(run: Path, output: Path, seconds: int, show: Callable[[str], None]) -> Path | None:
+    """Write the page whenever the run's files have changed, until its last step, its failure or Ctrl-C.
+
+    It returns the page's path, or None if the run never began. A run may be stopped, and resumed from an earlier step,
+    meanwhile: the page shows what is there. A page of a run in progress asks the browser to reload it; the last one
+    written does not.
+    """
+    record, seen = None, None
+    show(f"following {run}; press Ctrl-C to stop")
+    try:
+        while True:
+            if not run.is_dir():
+                raise InputError(f"{run} is not a folder; give the folder of a run that has been started.")
+            now = _signature(run)
+            if now != seen:
+                record, seen = _render(run, output, seconds, show) or record, now
+            if record is not None and record.ended:
+                return output
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return write_record(record, output) if record is not None else None
+
+
+def _render(run: Path, output: Path, seconds: int, show: Callable[[str], None]) -> RunRecord | None:
+    record = read_run(run)
+    if record is None:
+        show("no finished step yet")
+        return None
+    write_record(record, output, 0 if record.ended else seconds)
+    reward = record.steps[-1]["reward"] if record.steps else None
+    rewarded = "" if reward is None else f", reward {reward:.3f}"
+    show(f"step {record.done} of {record.settings.get('steps')}{rewarded}")
+    return record
+
+
+def _signature(run: Path) -> tuple[object, ...]:
+    """Return what changes whenever metrics, settings or a failure do: file, size, time of the last write."""
+
+    def of(path: Path) -> tuple[int, int, int] | None:
+        try:
+            stat = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+    return of(run / "metrics.jsonl"), of(run / "config.yaml"), of(run / "failure.txt")

@@ -1,7 +1,7 @@
-"""The record of a run on the disk, finished or not."""
+"""The record of a run on the disk, ours or TRL's, finished or not; and what its figures say about the batch size."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.runs import Metrics, RunFolder
+from oblrpo.runs.logs import newest_state
 from oblrpo.settings import TrainConfig, flatten, settings_in
 from oblrpo.tables.algorithms import ALGORITHMS
 
@@ -90,3 +91,62 @@ def read_run(run: Path) -> RunRecord | None:
     if not rows:
         return None
     return RunRecord(folder, settings_in(folder.config_file), rows, failure)
+
+
+ABSENT = {
+    # what the page would show: a key that its chart is drawn from, and how to get it
+    "Held-out reward": ("eval/accuracy", "give the trainer an eval_dataset, eval_strategy and eval_steps"),
+    "Signal, noise and the critical batch": (
+        "n_snr", "train with OBLRPOTrainer, or add a VarianceLedgerCallback",
+    ),
+    "Variance under each baseline": ("variance/rloo", "add a VarianceLedgerCallback"),
+    "Score norms": ("score_norm2/mean", "train with OBLRPOTrainer"),
+    "Samples, and score norms by completion": ("", "the tables that log_completions writes are not read"),
+    "Bands around the reward": ("", "TRL logs no standard error over prompts"),
+    "Settings": ("", "training_args.bin is a pickle, which could run anything; it is not opened"),
+}  # fmt: skip
+
+
+def read_trl(run: Path) -> RunRecord | None:
+    """Read what a run of TRL left in a folder; None if there is no state, or not a step in it."""
+    log = newest_state(run)
+    if log is None or not log.rows:
+        return None
+    rows, last = list(log.rows), log.steps
+    source, _, damaged = log.source.partition("; ")
+    taken = {key for row in rows for key, value in row.items() if value is not None}
+    absent = {"Newest state": damaged} if damaged else {}
+    absent |= {name: how for name, (key, how) in ABSENT.items() if key not in taken}
+    if rows[-1]["step"] < last:
+        absent["Later steps"] = f"the log ends with step {rows[-1]['step']} of {last}; TRL writes it with checkpoints"
+    # N, the number of prompts a step, is N SNR over SNR.
+    prompts = (round(row["n_snr"] / row["snr"]) for row in reversed(rows) if row.get("snr") and row.get("n_snr"))
+    settings = {
+        "algorithm": source,
+        "schedule": "of OBLRPOTrainer" if "lr_factor" in taken else "of TRL",
+        "steps": last,
+        "prompts_per_step": next(prompts, 0),
+    }
+    return RunRecord(RunFolder(run), settings, rows, "", absent)
+
+
+def advice(prompts: int, steps: Sequence[Metrics]) -> str:
+    """Say what the critical batch means for a batch of N prompts; empty where it is not known.
+
+    It is that of the newest of the steps that measured one, a mean over the policies so far. It is not known where SNR
+    has no interval yet, or one that reaches 0. At the rate that a batch of N prompts supports, a single step gains in
+    proportion to r / (1 + r) with r = N / critical batch (theorem 4). Over many steps noise averages out, and more
+    prompts buy less than that.
+    """
+    measured = (row for row in reversed(steps) if row.get("n_snr") is not None and row.get("grad_norm") != 0)
+    newest = next(measured, {})
+    critical, low = newest.get("critical_batch_size"), newest.get("snr_low", math.inf)  # logs may hold no interval
+    if not prompts or not critical or not math.isfinite(critical) or not (low or 0) > 0:
+        return ""
+    ratio = prompts / critical
+    doubled, halved = 2 * (1 + ratio) / (1 + 2 * ratio), (1 + ratio) / (2 + ratio)
+    return (
+        f"{prompts} prompts are {ratio:.2g}x the critical batch of {critical:.0f}, where noise equals signal. Twice as "
+        f"many would give about {doubled:.2f}x the progress of a step, half as many {halved:.2f}x; over many steps the "
+        "difference is smaller"
+    )

@@ -1,8 +1,7 @@
 """What a run leaves on the disk, and how it is read again; the trainer's state (`state_files`) alone needs torch."""
 
 from oblrpo.runs.disk import check_name, check_writable, disk_trouble, locked, sync_folder, write_atomically
-from oblrpo.runs.folder import RunFolder, checkpoint_of, how_to_resume, run_of
-from oblrpo.runs.identity import Identity
+from oblrpo.runs.folder import Identity, RunFolder, checkpoint_of, how_to_resume, run_of
 from oblrpo.runs.rows import Metrics, heldout_accuracy_of, parsed, read_rows
 
 __all__ = [

@@ -1,13 +1,17 @@
-"""The folder a run leaves behind: resolved config, one line of metrics a step, completions, checkpoints."""
+"""The folder a run leaves behind: config and identity, one line of metrics a step, completions, checkpoints."""
+
+from __future__ import annotations
 
 import json
 import math
 import os
 import re
+import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +19,6 @@ from typing import Any
 from oblrpo.checksums import damage, has_valid_checksum, with_checksum, write_sums
 from oblrpo.errors import InputError
 from oblrpo.runs.disk import locked, sync, sync_folder, write_atomically
-from oblrpo.runs.identity import Identity
 from oblrpo.runs.rows import Metrics, kept_and_damaged, read_rows, read_steps
 from oblrpo.settings import (
     IDENTITY,
@@ -29,6 +32,42 @@ from oblrpo.settings import (
     with_settings,
     yaml_text,
 )
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A word of the run's own, which each of its checkpoints carries, and what it learns from."""
+
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    """The word, by chance."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of everything that its settings name and do not hold: data and rewards."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """The same of rewards that carry other values since the run used them, such as a count of their calls."""
+
+    def plain(self) -> dict[str, Any]:
+        """The identity as it stands in `config.yaml`."""
+        return {"run": self.run, "sources": dict(self.sources)} | ({"left": dict(self.left)} if self.left else {})
+
+    @classmethod
+    def read(cls, plain: Any, place: str) -> Identity:
+        """The identity that `plain` gave."""
+        try:
+            kinds = (plain["sources"], plain.get("left", {}))
+            return cls(str(plain["run"]), *({str(name): str(sum_) for name, sum_ in kind.items()} for kind in kinds))
+        except (TypeError, KeyError, AttributeError):
+            raise InputError(f"{place}: identity is not what the run wrote; put it back as it was.") from None
+
+    def changed(self, sources: Mapping[str, str]) -> list[str]:
+        """Names of the sources that are known and not what they were, or cannot be had any more."""
+        known = {name: {digest, self.left.get(name, digest)} for name, digest in self.sources.items()}
+        return [name for name, digests in known.items() if sources.get(name) not in digests]
+
+    def resumed(self, sources: Mapping[str, str]) -> Identity:
+        """The identity of the run as it resumes with these sources; those that have not changed are kept."""
+        changed = self.changed(sources)
+        kept = {name: digest for name, digest in self.sources.items() if name not in changed}
+        return replace(self, sources={**sources, **kept}, left={})
 
 
 class RunFolder:

@@ -13,7 +13,6 @@ from oblrpo.settings.annotations import (
     refuse_named,
 )
 from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
-from oblrpo.settings.foreign_settings import hint
 from oblrpo.settings.mappings import VLLM
 from oblrpo.settings.reading import (
     IDENTITY,
@@ -22,11 +21,16 @@ from oblrpo.settings.reading import (
     file_named,
     flags_in,
     flatten,
+    hint,
     load_recipe,
+    read_yaml,
+    read_yaml_file,
     recipe_settings,
     settings_in,
     with_file,
     with_settings,
+    yaml_line,
+    yaml_text,
 )
 from oblrpo.settings.shared import SamplerConfig
 from oblrpo.settings.train import (
@@ -41,7 +45,6 @@ from oblrpo.settings.train import (
     WarmStartConfig,
 )
 from oblrpo.settings.typed import as_type, with_fields
-from oblrpo.settings.yaml_files import read_yaml, read_yaml_file, yaml_line, yaml_text
 
 __all__ = [
     "IDENTITY", "RECIPES", "VLLM", "AlgorithmConfig", "Mapping", "OptimConfig", "PolicyConfig", "Positional",

@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import Range, check_ranges, refuse_named
-from oblrpo.settings.idle import NO_VLLM
+from oblrpo.settings.annotations import NO_VLLM, Range, check_ranges, refuse_named
 from oblrpo.settings.reading import flatten
 from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig, SamplerConfig
 from oblrpo.settings.train import PolicyConfig, TrainConfig

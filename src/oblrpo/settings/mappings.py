@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from oblrpo.settings.annotations import MAY_CHANGE, Range
-from oblrpo.settings.idle import FROM_ROWS
+from oblrpo.settings.annotations import FROM_ROWS, MAY_CHANGE, Range
 
 
 @dataclass(frozen=True)

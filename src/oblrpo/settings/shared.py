@@ -6,8 +6,19 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Holds, Mapping, Range
-from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, GENERATED_PROMPT, NO_VLLM
+from oblrpo.settings.annotations import (
+    ADJUSTABLE,
+    BENCHMARK,
+    BENCHMARK_PROMPT,
+    BUILT,
+    GENERATED,
+    GENERATED_PROMPT,
+    MAY_CHANGE,
+    NO_VLLM,
+    Holds,
+    Mapping,
+    Range,
+)
 from oblrpo.settings.mappings import VLLM
 from oblrpo.settings.typed import of_mapping
 

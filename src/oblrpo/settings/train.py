@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Holds, Mapping, Positional, Range
-from oblrpo.settings.idle import (
+from oblrpo.settings.annotations import (
+    ADJUSTABLE,
     GENERATED,
     LOADED,
+    MAY_CHANGE,
     NO_PROJECTS,
     NO_WARM_START,
     ONE_UPDATE,
     OWN_DATA,
     OWN_TEST,
+    Holds,
+    Mapping,
+    Positional,
+    Range,
 )
 from oblrpo.settings.mappings import LoRA, Sizes, WarmStart
 from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig, SamplerConfig

@@ -9,11 +9,10 @@ from oblrpo.tasks.arithmetic import ArithmeticTask
 from oblrpo.tasks.benchmarks import BENCHMARKS
 from oblrpo.tasks.countdown import CountdownTask
 from oblrpo.tasks.data import DataTask
-from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.gym import PREFIX, ReasoningGymTask
 from oblrpo.tasks.instructions import InstructionsTask
 from oblrpo.tasks.path import PathTask
-from oblrpo.tasks.task import Demonstrator, Problem, Task, Verifier
+from oblrpo.tasks.task import Demonstrator, GeneratedTask, Problem, Task, Verifier
 
 TASK_CLASSES = (AdditionTask, ArithmeticTask, CountdownTask, InstructionsTask, PathTask)
 TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in TASK_CLASSES}

@@ -2,8 +2,7 @@
 
 import random
 
-from oblrpo.tasks.generated import GeneratedTask
-from oblrpo.tasks.task import Problem, check_whole
+from oblrpo.tasks.task import GeneratedTask, Problem, check_whole
 
 # The slips of written addition: off by one, or a carry forgotten or taken twice.
 SLIPS = (-10, -1, 1, 10)

@@ -4,8 +4,7 @@ import random
 
 from oblrpo.errors import InputError
 from oblrpo.tasks.addition import SLIPS
-from oblrpo.tasks.generated import GeneratedTask, is_heldout
-from oblrpo.tasks.task import Problem, check_whole
+from oblrpo.tasks.task import GeneratedTask, Problem, check_whole, is_heldout
 
 SIGNS = "+-*"
 

@@ -1,16 +1,16 @@
 """Reach a target with every given number used once: `3,5,7>22=` -> `3*5+7` or `3*5=15,15+7=22`."""
 
+import ast
 import operator as arithmetic
 import random
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
+from itertools import accumulate, permutations
 from typing import NamedTuple, TypeVar
 
-from oblrpo.tasks.expression import MAX_LENGTH, evaluate
-from oblrpo.tasks.generated import GeneratedTask
-from oblrpo.tasks.task import Problem, check_whole
+from oblrpo.tasks.task import GeneratedTask, Problem, check_whole
 
 LARGEST_TARGET = 99
 CALCULATE = {"+": arithmetic.add, "-": arithmetic.sub, "*": arithmetic.mul}
@@ -157,3 +157,41 @@ def combine(operator: str, first: Term, second: Term, *, always: bool) -> Term:
 def without(items: Sequence[T], i: int, j: int) -> list[T]:
     """Return the items except those at places i and j."""
     return [item for place, item in enumerate(items) if place not in (i, j)]
+
+
+MAX_LENGTH, MAX_DEPTH = 200, 20
+ARITHMETIC = {ast.Add: arithmetic.add, ast.Sub: arithmetic.sub, ast.Mult: arithmetic.mul, ast.Div: arithmetic.truediv}
+"""Of expressions, which are safe to evaluate on any text: parentheses and these, over whole numbers."""
+# Nothing but this reaches Python's parser, and nothing is ever executed.
+_TEXT = re.compile(r"(?:0(?![0-9])|[1-9][0-9]*|[-+*/() ])*")
+
+
+def evaluate(text: str) -> tuple[Fraction, list[int]]:
+    """Return the exact value of an expression and the numbers it uses, in order.
+
+    Numbers are ASCII digits without sign or leading zero.
+
+    Raises:
+        ValueError: not such an expression, a division by zero, or longer or deeper than the limits.
+    """
+    if len(text) > MAX_LENGTH or not _TEXT.fullmatch(text):
+        raise ValueError("too long, or characters that are not arithmetic")
+    if max(accumulate((character == "(") - (character == ")") for character in text), default=0) > MAX_DEPTH:
+        raise ValueError("too deep")
+    numbers: list[int] = []
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+            left, right = value(node.left), value(node.right)
+            return Fraction(ARITHMETIC[type(node.op)](left, right))
+        if not isinstance(node, ast.Constant):
+            raise ValueError(f"unexpected {type(node).__name__}")
+        numbers.append(int(str(node.value)))
+        return Fraction(numbers[-1])
+
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body), numbers
+    except SyntaxError:
+        raise ValueError("an expression is expected") from None
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None

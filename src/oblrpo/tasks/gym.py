@@ -13,9 +13,8 @@ from typing import Any
 
 from oblrpo.errors import InputError, pip_install
 from oblrpo.tasks.data import PLACEHOLDER, check_template
-from oblrpo.tasks.generated import HELDOUT_FRACTION, GeneratedTask
 from oblrpo.tasks.gym_worker import BLOCK, ENVIRONMENT
-from oblrpo.tasks.task import Problem, split_position
+from oblrpo.tasks.task import HELDOUT_FRACTION, GeneratedTask, Problem, split_position
 from oblrpo.workers import Worker, WorkerDied
 
 PREFIX = "reasoning_gym/"

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from oblrpo.tasks.generated import HELDOUT_FRACTION, GeneratedTask
-from oblrpo.tasks.task import Problem, split_position
+from oblrpo.tasks.task import HELDOUT_FRACTION, GeneratedTask, Problem, split_position
 
 SUBJECTS = tuple(
     re.findall(

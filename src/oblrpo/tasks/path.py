@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise
 from string import ascii_lowercase
 
-from oblrpo.tasks.generated import GeneratedTask
-from oblrpo.tasks.task import Problem, check_whole
+from oblrpo.tasks.task import GeneratedTask, Problem, check_whole
 
 MOST_EXTRA_EDGES = 3
 Graph = dict[str, set[str]]

@@ -1,6 +1,5 @@
 """TensorBoard, Weights & Biases and trackio, each through its own library."""
 
-from oblrpo.trackers.libraries import check_trackers
-from oblrpo.trackers.reporter import Reporter
+from oblrpo.trackers.reporter import Reporter, check_trackers
 
 __all__ = ["Reporter", "check_trackers"]

@@ -10,9 +10,8 @@ MEMORY = 2 << 30
 
 def reply(message: Any) -> str:
     """Return "right" or "wrong" for [golds, answer], "unparsable" if it is wrong and a formula could not be read."""
-    from oblrpo.tasks.grading.algebra import Unreadable
     from oblrpo.tasks.grading.compare import equal
-    from oblrpo.tasks.grading.relations import same
+    from oblrpo.tasks.grading.relations import Unreadable, same
 
     unreadable = False
 
