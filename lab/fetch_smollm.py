@@ -156,7 +156,7 @@ def convert(gguf: Path, made: Path) -> None:
     import torch
     from transformers.utils import logging
 
-    from oblrpo.policy.gguf import read_gguf_model, read_gguf_tokenizer
+    from oblrpo.policy.load import read_gguf_model, read_gguf_tokenizer
 
     print(f"converting {gguf.name}")
     logging.disable_progress_bar()

@@ -26,7 +26,7 @@ from oblrpo.settings import PolicyConfig
 from oblrpo.step import Batch
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.off_policy import ImportanceWeights
-from oblrpo.tables.ratios import RATIOS
+from oblrpo.tables.algorithms import RATIOS
 from oblrpo.tasks import make_task
 
 

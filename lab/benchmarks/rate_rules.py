@@ -33,9 +33,8 @@ from lab.results.tried import TRIED
 from oblrpo.estimators import Moments, SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
-from oblrpo.estimators.rate_factors import BatchFacts
-from oblrpo.estimators.schedule import MEASURED_RATES
-from oblrpo.tables.schedules import SCHEDULES
+from oblrpo.estimators.schedule import MEASURED_RATES, BatchFacts
+from oblrpo.tables.algorithms import SCHEDULES
 
 FEATURES, JUDGED, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
 WORLDS = {"sparse": 4, "graded": 4, "long-sparse": 48, "long-graded": 48}

@@ -31,7 +31,7 @@ from oblrpo.settings import TrainConfig, load_recipe
 from oblrpo.step import Batch
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.off_policy import ImportanceWeights
-from oblrpo.tables.ratios import RATIOS
+from oblrpo.tables.algorithms import RATIOS
 from oblrpo.trainer.task import task_of
 
 

@@ -26,8 +26,7 @@ from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import UPDATE, MeasuredRate
 from oblrpo.estimators.measuring import Step
 from oblrpo.estimators.moments import inner
-from oblrpo.estimators.rate_factors import BatchFacts
-from oblrpo.estimators.schedule import MEASURED_RATES
+from oblrpo.estimators.schedule import MEASURED_RATES, BatchFacts
 from oblrpo.report.console import Progress
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 from oblrpo.trainer.loop import Trainer

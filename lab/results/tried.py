@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from oblrpo.estimators.measured_rate import MeasuredRate
+from oblrpo.estimators.measured_rate import MeasuredRate, RateSettings
 from oblrpo.estimators.measuring import UpdateGauge
-from oblrpo.estimators.rate_factors import RateSettings
 from oblrpo.estimators.schedule import MEASURED_RATES
 from oblrpo.estimators.slope import Slope
 

@@ -12,10 +12,17 @@ from oblrpo.checksums import sum_of
 from oblrpo.errors import InputError
 from oblrpo.rewards.worker import load_function
 from oblrpo.settings import AlgorithmConfig, OptimConfig
-from oblrpo.tables.algorithms import ALGORITHMS, SMALLEST_GROUPS, WEIGHTING_NAMES, Algorithm
+from oblrpo.tables.algorithms import (
+    ALGORITHMS,
+    RATIOS,
+    SCHEDULES,
+    SMALLEST_GROUPS,
+    WEIGHTING_NAMES,
+    Algorithm,
+    Bounds,
+    Ratio,
+)
 from oblrpo.tables.baselines import BASELINES
-from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
-from oblrpo.tables.schedules import SCHEDULES
 
 _registered: dict[str, str] = {}
 """Baselines by `file.py:function` -> the digest of the file that they were loaded from."""

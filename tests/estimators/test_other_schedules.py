@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oblrpo.estimators import Moments, SNRSchedule
-from oblrpo.tables.schedules import refusal
+from oblrpo.tables.algorithms import refusal
 from tests.estimators.nats import change_of
 
 BATCH = Moments(signal2=1.0, trace_cov=1.0, n=4)

@@ -18,7 +18,7 @@ from lab.results.tried import TRIED, InSteps, Unguided
 from oblrpo.estimators import Moments, SNRSchedule
 from oblrpo.estimators.schedule import MEASURED_RATES
 from oblrpo.estimators.slope import FIRST
-from oblrpo.tables.schedules import SCHEDULES
+from oblrpo.tables.algorithms import SCHEDULES
 
 TINY = Part(
     "tiny",

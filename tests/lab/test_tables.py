@@ -10,7 +10,7 @@ import oblrpo as oblrpo_package
 from lab.benchmarks import demonstrations, growth, runs
 from oblrpo.policy import make_policy
 from oblrpo.settings import PolicyConfig
-from oblrpo.tasks.addition import AdditionTask
+from oblrpo.tasks.arithmetic import AdditionTask
 
 ROOT = Path(__file__).parents[2]
 COMPARISONS = sorted((ROOT / "lab" / "comparisons").glob("*.yaml"))

@@ -11,7 +11,7 @@ from oblrpo.policy import Sequences
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks import DataTask, Problem
-from oblrpo.trainer.metrics import part_metrics
+from oblrpo.trainer.loop import part_metrics
 from tests.rewards.conftest import RewardSet
 
 SOURCE = """

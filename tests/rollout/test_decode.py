@@ -27,8 +27,7 @@ from transformers.cache_utils import DynamicLayer
 from oblrpo.errors import DivergedError
 from oblrpo.rollout import sample
 from oblrpo.rollout import transformers as rollout
-from oblrpo.rollout.decode import BLOCK, Room, applies, cache_name, decode
-from oblrpo.rollout.draw import Draw
+from oblrpo.rollout.decode import BLOCK, Draw, Room, applies, cache_name, decode
 from tests.scores.models import VOCABULARY
 from tests.scores.zoo import FAMILIES, build_family
 

@@ -12,7 +12,7 @@ from oblrpo.rollout import TransformersSampler
 from oblrpo.settings import ScoresConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer import StepResult
-from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.loop import step_metrics
 from tests.trainer.learners import gradient_of, learner_of, samples_of
 
 P, G, LONGEST = 5, 3, 4

@@ -12,8 +12,7 @@ from oblrpo.scores import oracle
 from oblrpo.step import Batch
 from oblrpo.step.ledger import LEDGER, SAMPLING, TRAINING, WORK_SHARE, VarianceLedger, ledger_metrics
 from oblrpo.step.off_policy import ImportanceWeights
-from oblrpo.tables.algorithms import Algorithm
-from oblrpo.tables.ratios import RATIOS
+from oblrpo.tables.algorithms import RATIOS, Algorithm
 
 P, G, LONGEST = 5, 4, 6
 

@@ -14,7 +14,7 @@ from oblrpo.rollout import Rollouts, sample
 from oblrpo.settings import ScoresConfig
 from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.tasks import Problem
-from oblrpo.trainer.metrics import completion_rows, step_metrics
+from oblrpo.trainer.loop import completion_rows, step_metrics
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
 from tests.trainer.learners import one_pass, samples_of

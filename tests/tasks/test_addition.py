@@ -5,7 +5,7 @@ import random
 import pytest
 
 from oblrpo.tasks import AdditionTask, Problem
-from oblrpo.tasks.addition import SLIPS, steps
+from oblrpo.tasks.arithmetic import SLIPS, steps
 
 PROBLEM = Problem("47+8+55=", "110")
 

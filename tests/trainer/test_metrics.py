@@ -9,7 +9,7 @@ import torch
 
 from oblrpo.step import Samples
 from oblrpo.trainer.learner import StepResult
-from oblrpo.trainer.metrics import _stderr, part_metrics, step_metrics
+from oblrpo.trainer.loop import _stderr, part_metrics, step_metrics
 
 ALL = [[True, True]] * 3
 

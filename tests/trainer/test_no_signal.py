@@ -12,8 +12,7 @@ from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import OptimConfig
 from oblrpo.tables.algorithms import ALGORITHMS
-from oblrpo.trainer.loop import Monitors
-from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.loop import Monitors, step_metrics
 from oblrpo.trainer.optimizers import make_optimizer
 from tests.trainer.learners import learner_of, samples_of
 

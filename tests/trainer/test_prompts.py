@@ -12,7 +12,7 @@ from oblrpo.settings import RolloutConfig, TrainConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tasks import DataTask, Problem
 from oblrpo.trainer.learner import Prompts
-from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.loop import step_metrics
 from oblrpo.trainer.setup import check
 from tests.trainer.learners import learner_of
 

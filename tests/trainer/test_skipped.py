@@ -11,7 +11,7 @@ from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer import StepResult
-from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.loop import step_metrics
 from tests.trainer.learners import learner_of, samples_of
 
 P, G, LONGEST = 3, 3, 4

@@ -17,7 +17,7 @@ from transformers import (
 from trl import GRPOTrainer
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.rows import sequences_of
+from oblrpo.adapters.trl.gradient import sequences_of
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.scores import CalibratedProxy, Features

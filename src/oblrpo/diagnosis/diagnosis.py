@@ -20,9 +20,8 @@ from oblrpo.runs import RunFolder
 from oblrpo.runs.log_rows import Rows
 from oblrpo.runs.logs import entries_of, known, read_log
 from oblrpo.settings import settings_in
-from oblrpo.tables.algorithms import ALGORITHMS
+from oblrpo.tables.algorithms import ALGORITHMS, MEASURED
 from oblrpo.tables.baselines import LEARNS_FROM_TIES
-from oblrpo.tables.schedules import MEASURED
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, own_
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.ratios import ratio_weights
 from oblrpo.estimators.schedule import SNRSchedule
+from oblrpo.tables.algorithms import RATIOS, SCHEDULES, Bounds, Ratio
 from oblrpo.tables.baselines import BASELINES, Baseline
-from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
-from oblrpo.tables.schedules import SCHEDULES
 
 __all__ = [
     "BASELINES",

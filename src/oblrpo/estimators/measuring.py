@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from oblrpo.tables.schedules import refusal
+from oblrpo.tables.algorithms import refusal
 
 AIM = 0.15**2
 """The mean square of the change of a token, in nats^2, to which an update is lengthened; responses are linear there."""

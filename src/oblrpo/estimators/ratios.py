@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
+from oblrpo.tables.algorithms import RATIOS, Bounds, Ratio
 
 
 @dataclass(frozen=True)

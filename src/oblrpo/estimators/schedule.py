@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from oblrpo.estimators.averages import Interval, MomentAverage
-from oblrpo.estimators.measured_rate import MeasuredRate
+from oblrpo.estimators.measured_rate import FACTORS, BatchFacts, MeasuredRate, RateSettings
 from oblrpo.estimators.measuring import GaugeState, Step, UpdateGauge, mean_kl
 from oblrpo.estimators.moments import Moments
-from oblrpo.estimators.rate_factors import FACTORS, BatchFacts, RateSettings
-from oblrpo.tables.schedules import SCHEDULES
+from oblrpo.tables.algorithms import SCHEDULES
 
 LEAST_RATE, MOST_RATE = 1e-9, 1.0
 """Bounds on the rate of `KLAdaptive`, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""

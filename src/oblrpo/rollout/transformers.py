@@ -13,8 +13,7 @@ from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.saving import own_settings_aside
-from oblrpo.rollout.decode import applies, cache_name, decode
-from oblrpo.rollout.draw import Draw
+from oblrpo.rollout.decode import Draw, applies, cache_name, decode
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 
 CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores.contributions import sum_in_widest
-from oblrpo.scores.graphs import foreign_functions, nodes, why_nothing_was_recorded
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.recorder import ForwardRecorder
+from oblrpo.scores.recorder import ForwardRecorder, foreign_functions, nodes, why_nothing_was_recorded
 from oblrpo.scores.rules import UnsupportedModelError, wrapped_by_fsdp
 from oblrpo.scores.stores import Sums
 from oblrpo.scores.trainable_layers import ParameterPiece

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oblrpo.estimators import advantages, ratio_weights
 from oblrpo.step.flow import Batch, Part, Weighed
-from oblrpo.tables.ratios import Ratio
+from oblrpo.tables.algorithms import Ratio
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Callable
 
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.tasks.addition import AdditionTask
-from oblrpo.tasks.arithmetic import ArithmeticTask
+from oblrpo.tasks.arithmetic import AdditionTask, ArithmeticTask
 from oblrpo.tasks.benchmarks import BENCHMARKS
 from oblrpo.tasks.countdown import CountdownTask
 from oblrpo.tasks.data import DataTask

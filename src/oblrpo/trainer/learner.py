@@ -24,7 +24,7 @@ from oblrpo.step import Algorithm1, BaselinePass, Batch, Gradient, Samples, Upda
 from oblrpo.step.ledger import VarianceLedger, drawn, own_norm2
 from oblrpo.step.off_policy import ImportanceWeights, clip_metrics, sampler_metrics
 from oblrpo.step.reference import Reference
-from oblrpo.tables.ratios import Ratio
+from oblrpo.tables.algorithms import Ratio
 from oblrpo.tasks import Problem, Task
 from oblrpo.trainer.optimizers import averaged, training
 

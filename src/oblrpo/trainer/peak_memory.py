@@ -10,7 +10,7 @@ from oblrpo.policy import Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.settings import OptimConfig, TrainConfig
 from oblrpo.step import Batch
-from oblrpo.tables.schedules import SCHEDULES
+from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
 

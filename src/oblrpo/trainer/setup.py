@@ -27,7 +27,7 @@ from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_valu
 from oblrpo.step import SCORE_NORMS, Algorithm1, Movement, StepBaseline
 from oblrpo.step.ledger import VarianceLedger, counted
 from oblrpo.step.reference import Reference
-from oblrpo.tables.schedules import refusal
+from oblrpo.tables.algorithms import refusal
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.learner import Learner

@@ -18,8 +18,8 @@ from oblrpo.adapters.shared import Rule, check, check_version, off
 from oblrpo.adapters.trl import sampling
 from oblrpo.errors import InputError
 from oblrpo.rollout.weights import check_weights, is_tied
+from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.tables.baselines import UNBIASED
-from oblrpo.tables.schedules import SCHEDULES
 
 check_version("trl", trl.__version__, (1, 16), (1, 17))  # `OBLRPOTrainer` overrides what is inside it
 

@@ -10,16 +10,16 @@ TRL's own loss and backward are not run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from oblrpo import estimators
 from oblrpo.adapters.shared import baseline_metrics, with_tensors, without_tensors
-from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_SC, sequences_of
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, ONE_IN
 from oblrpo.policy import Policy, Sequences
@@ -29,6 +29,50 @@ from oblrpo.step import Batch, Movement, StepBaseline, add_to_gradient
 from oblrpo.step.flow import Part
 from oblrpo.step.ledger import counted, drawn, own_norm2
 from oblrpo.tables.algorithms import Algorithm
+
+MASKS = ("completion_mask", "tool_mask")
+"""What TRL's batch says of tokens."""
+
+
+def policy_of(trainer: Any) -> Policy:
+    """A trainer's model with its tokenizer; the head is looked at before accelerate wraps the model's forward."""
+    policy = Policy(
+        trainer.model,
+        trainer.processing_class,
+        bf16=trainer.accelerator.mixed_precision == "bf16",
+        checkpointing=trainer.args.gradient_checkpointing,
+    )
+    with in_eval_mode(trainer.model):
+        _ = policy.head
+    return policy
+
+
+def own_SC(inputs: dict[str, Tensor]) -> Tensor:
+    """Which tokens of a batch of TRL's are the policy's own: those of a completion but what tools have said."""
+    mask_SC = inputs["completion_mask"]
+    return mask_SC * inputs["tool_mask"] if "tool_mask" in inputs else mask_SC
+
+
+def sequences_of(inputs: dict[str, Tensor]) -> Sequences:
+    """The rows of a batch of TRL's, without the padding that only other rows needed."""
+    padded = Sequences.of(
+        inputs["prompt_ids"], inputs["prompt_mask"], inputs["completion_ids"], inputs["completion_mask"]
+    )
+    own_ST = torch.cat([torch.zeros_like(inputs["prompt_mask"]), own_SC(inputs)], 1)
+    return Sequences(padded.ids_ST, padded.mask_ST, own_ST, padded.start).at(slice(None))
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off for a while; every module gets back the mode that it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
 
 COLUMNS = ("reward", "valid", "baseline", "advantage", "norm2", "length", "logit_norm2", "logp", "entropy")
 """What processes show each other of every output; the last four are the fields of `Features`."""

@@ -17,8 +17,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from oblrpo.adapters.shared import finite, load_schedule, schedule_state, signal_metrics
 from oblrpo.adapters.trl.config import OBLRPOConfig, check_trainer
-from oblrpo.adapters.trl.gradient import BatchGradient, GatheredBatch
-from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
+from oblrpo.adapters.trl.gradient import BatchGradient, GatheredBatch, in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
@@ -31,7 +30,7 @@ from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step.algorithm1 import NO_SIGNAL
 from oblrpo.step.reference import Reference
-from oblrpo.tables.schedules import refusal
+from oblrpo.tables.algorithms import refusal
 
 LOGGER = logging.getLogger(__name__)
 

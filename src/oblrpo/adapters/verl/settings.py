@@ -16,7 +16,7 @@ from oblrpo.adapters.shared import Rule, check
 from oblrpo.errors import InputError
 from oblrpo.settings.annotations import Range, check_ranges
 from oblrpo.settings.typed import of_mapping
-from oblrpo.tables.schedules import refusal
+from oblrpo.tables.algorithms import refusal
 
 ESTIMATORS = {"oblr_po": "oblr", "oblr_po_shrunk": "oblr_shrunk"}
 """The names of the advantage estimators in verl, each with its baseline in `estimators.BASELINES`."""
