@@ -23,7 +23,7 @@ from oblrpo.cli.train import _parse
 from oblrpo.compare.spec import read_spec
 from oblrpo.diagnosis import CONDITIONS, diagnose
 from oblrpo.errors import InputError
-from oblrpo.evaluation.completions import read_completions
+from oblrpo.evaluation.evaluate import read_completions
 from oblrpo.policy import load_policy
 from oblrpo.policy.adapters import base_of
 from oblrpo.report.export import export

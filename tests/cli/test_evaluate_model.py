@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oblrpo.cli.evaluate import _folder_of
+from oblrpo.evaluation.evaluate import clustered
 from oblrpo.evaluation.sampled import SavedCompletions, collect
-from oblrpo.evaluation.statistics import clustered
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
 from oblrpo.settings import PolicyConfig, SamplingConfig

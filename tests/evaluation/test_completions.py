@@ -5,7 +5,7 @@ import json
 import pytest
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.completions import read_completions
+from oblrpo.evaluation.evaluate import read_completions
 
 
 @pytest.fixture

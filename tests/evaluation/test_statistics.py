@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.statistics import clustered, majority_at, pass_at, sizes
+from oblrpo.evaluation.evaluate import clustered, majority_at, pass_at, sizes
 
 
 @given(st.integers(1, 9), st.data())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oblrpo.evaluation.benchmark import MOST_SLOW, Votes, count_votes
+from oblrpo.evaluation.evaluate import MOST_SLOW, Votes, count_votes
 from oblrpo.tasks.grading import MathVerifier, Verdict
 
 

@@ -76,7 +76,7 @@ def run(argv: list[str]) -> None:
         of_model = None if command.completions else {"model": results[0]["settings"]["model"], "results": results}
         print(json.dumps(of_model or results[0]))
         return
-    from oblrpo.evaluation.completions import remarks, table
+    from oblrpo.evaluation.evaluate import remarks, table
     from oblrpo.report.html import seen
 
     for result in results:
@@ -118,9 +118,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
 
 def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
     """Grade a file of completions, or draw what is not there yet; what grading needs is there before that."""
-    from oblrpo.evaluation.benchmark import BenchmarkGrader
-    from oblrpo.evaluation.completions import read_completions
-    from oblrpo.evaluation.evaluate import batches_of, evaluate
+    from oblrpo.evaluation.evaluate import BenchmarkGrader, batches_of, evaluate, read_completions
     from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark
     from oblrpo.tasks.grading import MathVerifier
 

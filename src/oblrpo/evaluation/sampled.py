@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.completions import read_completions
-from oblrpo.evaluation.evaluate import Evaluation, Grader, Ids, batches_of, evaluate
-from oblrpo.evaluation.statistics import Estimate
+from oblrpo.evaluation.evaluate import Estimate, Evaluation, Grader, Ids, batches_of, evaluate, read_completions
 from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
 from oblrpo.policy.model import ROOM

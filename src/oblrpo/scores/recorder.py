@@ -23,12 +23,12 @@ from torch.utils.hooks import RemovableHandle
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.operations import Operation, ParameterInPlace
-from oblrpo.scores.param_wrappers import ExpertPart
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
 from oblrpo.scores.tapped_operations import OperationTapper
 from oblrpo.scores.trainable_layers import (
+    ExpertPart,
     ParameterPiece,
     TrainableLayer,
     look_up_per_row,
