@@ -27,7 +27,7 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
      The store's `group_sums` adds sum_s coef_s G_s to `.grad` (`ParameterPiece.wide_grad`), group by group.
 
 An embedding or a norm differs in its rule alone. Other ways to the same stores: `head` (log-probabilities without all
-logits), `experts` and `param_wrappers` (batched experts, and LoRA on them), `tapped_operations`, `operations` and
+logits), `experts` (batched ones; LoRA on them is in `trainable_layers`), `tapped_operations`, `operations` and
 `functions` (parameters without a rule). `tape.group_sums` sums where a batch was recorded in several forwards.
 `GroupTape` has known coefficients in its backward, and no norm of single sequences. `gram` takes inner products and
 sketches, `proxies` are weights from a forward alone, and `oracle` is loop autograd, which everything is tested against.

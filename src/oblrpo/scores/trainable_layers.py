@@ -38,7 +38,13 @@ class ExpertPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter of a module's parameter, with the matrices A and B."""
+    """One adapter of a module's parameter, with the matrices A and B: LoRA on experts, by PEFT's `ParamWrapper`.
+
+    While the wrapper runs, the weight of every expert e is W_e + c P_e Q_e. Nobody calls P and Q: PEFT adds their
+    product to the weights. The recorded forward of the experts (`experts`) tells each expert's inputs and output
+    gradients, that is G_e = sum_t l_t r_t', the gradient of its weight. Then that of P_e is c sum_t l_t (Q_e r_t)', and
+    that of Q_e is c sum_t (P_e' l_t) r_t': factors of the adapter's rank, and G_e is never multiplied out.
+    """
 
     path: str
     """Of the wrapper."""
@@ -175,8 +181,8 @@ class TrainableLayer:
         self.name, self.module, self.parameters = name, module, parameters
         self.inside: Forward | None = None
         self.by_operations = False  # no rule: see `operations`
-        self.adapters: dict[str, list[Adapter]] = {}  # of its parameters, by name: see `param_wrappers`
-        self.user: nn.Module | None = None  # uses the parameters without a call: see `param_wrappers`
+        self.adapters: dict[str, list[Adapter]] = {}  # of its parameters, by name: see `Adapter`
+        self.user: nn.Module | None = None  # uses the parameters without a call: see `Adapter`
         self._hidden: dict[str, nn.Parameter | None] = {}
 
     def hide_parameters(self) -> None:
