@@ -41,7 +41,7 @@ def test_a_token_beyond_the_embedding_is_refused_by_a_dry_run(small_run, oblrpo,
     dry = {"model": model, "eval_prompts": 2, "heldout_fraction": 0.5}
     complained(small_run("--dry-run", **dry, data=files["rl"]), "the prompt '<tool>'...", told)
     with_sft = small_run("--dry-run", **dry, data=files["plain"], sft_data=files["sft"])
-    complained(with_sft, "the demonstration '<tool>'...", told)
+    complained(with_sft, "the demonstration '<tool><eos>'...", told)
     output = tmp_path / "out"
     complained(oblrpo("evaluate", model, "--data", files["rl"], "--output", output, "--device", "cpu"), told)
     code, out, _ = small_run("--dry-run", **dry, data=files["plain"])

@@ -107,8 +107,8 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
         replaced = {*changed, *(LEVELS if set(LEVELS) & changed.keys() else ())}  # a level replaces the one before
         target = _mapping(raw.get("target"), "target", source)
         overrides = overrides | {"target": {k: target[k] for k in target if k not in replaced} | changed}
-    if "seeds" in overrides and type(few := raw.get("search_seeds", 0)) is int:
-        raw["search_seeds"] = min(few, overrides["seeds"])  # those of the file follow
+    if type(many := overrides.get("seeds")) is int and type(few := raw.get("search_seeds", 0)) is int:
+        raw["search_seeds"] = min(few, many)  # those of the file follow
     raw |= overrides
     base = raw.get("base")
     base = {"recipe": base} if isinstance(base, str) else _mapping(base, "base", source)
