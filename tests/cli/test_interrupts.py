@@ -27,7 +27,7 @@ def stays(place, call):
 import oblrpo.trainer.loop as loop, oblrpo.runs.folder as folder, oblrpo.trainer.learner as learner
 """
 PLACES = {
-    "model": "loop.make_policy = stays('model', loop.make_policy)\n",
+    "model": "loop.policy_of = stays('model', loop.policy_of)\n",
     "warm": "loop.Trainer._warm_start = stays('warm', loop.Trainer._warm_start)\n",
     "step": "learner.Learner.step = stays('step', learner.Learner.step)\n",
     "save": "folder.write_sums = stays('save', folder.write_sums)\n",
