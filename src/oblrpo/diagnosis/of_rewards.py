@@ -162,7 +162,7 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
         return None
     if not run.stalled_since(share.first - 4 * run.span) or after_rise != used_up(run):
         return None
-    best = max(reward.value, *(mean.value for mean in run.columns["reward"].windows))
+    best = max([reward.value, *(mean.value for mean in run.columns["reward"].windows)])
     which = "easy or too hard" if not run.bounded or best >= 0.5 > reward.value else "easy" if best >= 0.5 else "hard"
     return Reading(share.value, share.stderr, share.first, {"reward": reward.value, "which": which})
 

@@ -64,6 +64,11 @@ class Finding:
         """The first step of the window that showed it."""
         return self.reading.since
 
+    def comes_back(self, other: Finding) -> bool:
+        """Whether it compares with what another, which was made up for, has found: it is the way back."""
+        same = self.condition.columns[:1] == other.condition.columns[:1]
+        return same and other.since <= self.reading.words.get("step", -1) <= other.until
+
     @property
     def sure(self) -> str:
         """How sure it is, in words."""
@@ -179,6 +184,7 @@ class Watch:
         since = {each.name: each.reading.words.get("step" * (each.name == LONGER), each.until) for each in found}
         left = [each for each in found if each.name not in STALLS or not self.course.risen_since(since[each.name])]
         past, left = [each for each in left if each.over], [each for each in left if not each.over]
+        left = [each for each in left if not any(each.comes_back(other) for other in past)]
         causes: list[Finding] = []
         for each in found:
             each.follows = []
@@ -196,7 +202,7 @@ class Watch:
     @property
     def unchecked(self) -> dict[str, tuple[str, ...]]:
         """The conditions that could not be checked, and the metrics that the log lacks for that."""
-        lacking = {c.name: tuple(key for key in c.columns if not self._has(key)) for c in CONDITIONS}
+        lacking = {c.name: tuple(key for key in c.columns if not self._has(key)) for c in CONDITIONS if c.name not in self.found}
         return {name: keys for name, keys in lacking.items() if keys}
 
     def _has(self, key: str) -> bool:

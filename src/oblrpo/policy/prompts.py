@@ -147,13 +147,7 @@ class PromptFormat:
 def _continued(tokenizer: Any, place: str, before: str, text: str) -> list[int]:
     """Return the tokens of a text behind another's, as they are in both together or, at least, decode to them."""
     prompt, whole = tokenizer([before, before + text], add_special_tokens=False).input_ids
-    for apart in (
-        before,
-        "",
-        "\n",
-        "=",
-        "a",
-    ):  # where a token lies across, behind one that does not grow together with it
+    for apart in (before, "", "\n", "=", "a"):  # where a token lies across, behind what does not grow together with it
         head, ids = tokenizer([apart, apart + text], add_special_tokens=False).input_ids
         answer: list[int] = ids[len(head) :]
         if ids[: len(head)] == head and tokenizer.decode(prompt + answer) == tokenizer.decode(whole):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import cached_file
@@ -25,6 +26,8 @@ OF_IMAGES = ("processor_config.json", "preprocessor_config.json", "video_preproc
 """What a model that also sees is used with, beside its tokenizer."""
 AFFORDABLE = 2**32
 """Bytes of weights up to which a model is written and read again: 4 GB take a disk some seconds, and memory twice."""
+LOST = "is trained, but PEFT does not save it with the adapters"
+LOST_CURE = "freeze it (requires_grad_(False)), or name its module in modules_to_save; learn prompts without an encoder"
 
 
 @contextmanager
@@ -55,8 +58,9 @@ def save_model(model: Any, folder: Path, end_tokens: list[int]) -> None:
     own.to_json_file(folder / "generation_config.json")
     if model.name_or_path and model.config.get_text_config() is not model.config:
         for name in OF_IMAGES:
-            if found := cached_file(model.name_or_path, name, _raise_exceptions_for_missing_entries=False):
-                shutil.copyfile(found, folder / name)
+            with suppress(OSError):  # a name that is no folder, and not on the hub
+                if found := cached_file(model.name_or_path, name, _raise_exceptions_for_missing_entries=False):
+                    shutil.copyfile(found, folder / name)
 
 
 def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> None:
@@ -72,16 +76,18 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
     adapters = [] if policy.model is inner else policy.parameters
     before = [parameter.detach().clone() for parameter in adapters]
     config = replace(config, trust_remote_code=config.trust_remote_code or inner.is_remote_code())
+    folder = ""
     with torch.no_grad(), policy.seeded(0):
         try:
             for parameter in adapters:  # new ones add nothing, however they are loaded
                 parameter += 0.1 * torch.randn_like(parameter)  # large beside rounding
             with TemporaryDirectory(prefix=".saved_", dir=place) as folder:
                 differs = _differences(policy, config, given, folder)
-        except OSError as error:
-            raise InputError(f"cannot try to save the model in {place}: {error.strerror or error}.") from None
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"cannot try to save the model in {place}: {why}.") from None
         except Exception as error:
-            differs = reason(error).replace(folder, "a checkpoint")
+            differs = reason(error).replace(folder or "\0", "a checkpoint")
         finally:
             for parameter, value in zip(adapters, before, strict=True):
                 parameter.copy_(value)
@@ -91,7 +97,8 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
             "save the model beneath the adapters with its tokenizer (save_pretrained), load it from there and add them "
             "to it, with an init_lora_weights that changes no other weight at random",
         )
-        raise InputError(f"a checkpoint would not bring this policy back: {differs}; {cures[bool(adapters)]}.")
+        cure = LOST_CURE if LOST in differs else cures[bool(adapters)]
+        raise InputError(f"a checkpoint would not bring this policy back: {differs}; {cure}.")
 
 
 def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) -> str:
@@ -100,9 +107,11 @@ def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) ->
     from oblrpo.policy.rehearsal import two_rows
 
     inner, own = without_adapters(policy.model), _weights(policy.model)
-    small = sum(weight.numel() * weight.element_size() for weight in own.values()) <= AFFORDABLE
+    tied, size = inner.all_tied_weights_keys, sum(weight.numel() * weight.element_size() for weight in own.values())
+    on_gpu = policy.device.type == "cuda"
+    small = size <= (min(AFFORDABLE, torch.cuda.mem_get_info(policy.device)[0] / 2) if on_gpu else AFFORDABLE)
     if policy.model is inner:
-        if twice := own.keys() - dict(inner.named_parameters()).keys() - inner.all_tied_weights_keys.keys():
+        if twice := own.keys() - dict(inner.named_parameters()).keys() - {*tied, *tied.values()}:
             return f"{min(twice)} is a weight that has another name, too, which its config does not say"
         inner.config.save_pretrained(folder)
         with torch.device("meta"):
@@ -116,7 +125,7 @@ def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) ->
             parameter.zero_()
         load_adapter_weights(policy.model, Path(folder))
         if lost := [name for name, (now, before) in trained.items() if not torch.equal(now, before)]:
-            return f"{lost[0]} is trained, but PEFT does not save it with the adapters"
+            return f"{lost[0]} {LOST}"
     if not (small or given):
         return ""
     again = load_policy(folder, replace(config, device=str(policy.device) if small else "cpu"), train=False)

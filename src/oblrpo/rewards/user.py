@@ -12,6 +12,7 @@ import math
 import re
 import threading
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import is_dataclass
 from datetime import date, time, timedelta
@@ -117,9 +118,9 @@ def copied(value: Any) -> Any:
         value = copy.copy(value)
         for key in value if isinstance(value, dict) else range(len(value)):
             value[key] = item if type(item := value[key]) in OF_JSON else copied(item)
-    elif type(value) is tuple:
-        return tuple(map(copied, value))
-    return copy.deepcopy(value) if isinstance(value, (set, bytearray)) or hasattr(value, "tolist") else value
+    elif isinstance(value, tuple):
+        return getattr(type(value), "_make", tuple)(map(copied, value))  # of a namedtuple
+    return copy.deepcopy(value) if isinstance(value, (set, bytearray, deque)) or hasattr(value, "tolist") else value
 
 
 def as_messages(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:

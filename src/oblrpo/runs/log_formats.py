@@ -47,6 +47,8 @@ SAMPLE = re.compile(
 )
 SAMPLED = {"prompt", "question", "completion", "response", "answer", "ground_truth", "messages", "idx"}
 """What a line says of one completion: its number, or a key of JSON and dicts."""
+UPDATE = {"loss", "grad_norm", "kl", "entropy", "learning_rate"}
+"""Metrics that a line about one completion does not have."""
 EPOCH = re.compile(r"\bEpoch:? ?\[(\d+)/\d+\] ?\((\d+)/(\d+)\)")
 """MiniMind's steps, which begin again with each epoch."""
 PROSE = re.compile(r"(?:\b[a-z']+,? ){5}")
@@ -85,7 +87,7 @@ class Text:
         readers = (self._console, self._row, self._html, self._printed, self._header, self._pairs)
         while (line := self._next()) is not None:
             if line[0] == "{" and isinstance(entry := as_json(line), dict):
-                if not SAMPLED.isdisjoint(entry):
+                if not SAMPLED.isdisjoint(entry) and UPDATE.isdisjoint(named(name)[0] for name in entry):
                     self.notes[SINGLE] += 1
                     continue
                 self.kinds["JSON Lines"] = 1
@@ -217,7 +219,8 @@ class Text:
             entry = {name: value for _, name, value in QUOTED.findall(group) if number(value) != NONE}
             if not any(map(is_metric, entry)):
                 continue
-            if not SAMPLED.isdisjoint(re.findall(r"""['"](\w+)['"]\s*:""", group)):
+            of_sample = not SAMPLED.isdisjoint(re.findall(r"""['"](\w+)['"]\s*:""", group))
+            if of_sample and UPDATE.isdisjoint(named(name)[0] for name in entry):
                 self.notes[SINGLE] += 1
                 continue
             if EVALUATION.search(before):
@@ -251,9 +254,11 @@ class Text:
         if not rows and steps and "wandb:" in line:  # of a summary, which is sorted by name
             return PAIRS, [{"step": steps[-1]}]
         names = {named(name)[0] for row in rows for name in row if is_metric(name)}
-        if rows and (SAMPLE.search(line) or (self._step and not steps and not self._said.isdisjoint(names))):
+        again = bool(self._step) and not steps and not self._said.isdisjoint(names)
+        if rows and (SAMPLE.search(line) or again) and UPDATE.isdisjoint(names):
             self.notes[SINGLE] += 1  # within a step a metric comes once, or again for each of its completions
             return "", []
+        self._step = "" if again else self._step  # of something else, such as a checkpoint that was loaded
         if self._step and rows and not steps:
             rows[0]["step"] = self._step
         if steps:

@@ -274,4 +274,4 @@ def tracked(path: Path, head: bytes = b"") -> tuple[Rows, str, list[str]] | None
 
 def _begun(file: Path) -> tuple[list[str], float]:
     """When a file was begun, by its name or its folder's, which copies keep; or changed."""
-    return re.findall(r"\d{8}_\d{6}|\d{10}", str(file))[-1:], file.stat().st_mtime
+    return re.findall(r"\d{8}_\d{6}|(?<=tfevents\.)\d{10}", str(file))[-1:], file.stat().st_mtime
