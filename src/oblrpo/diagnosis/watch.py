@@ -202,8 +202,8 @@ class Watch:
     @property
     def unchecked(self) -> dict[str, tuple[str, ...]]:
         """The conditions that could not be checked, and the metrics that the log lacks for that."""
-        lacking = {c.name: tuple(key for key in c.columns if not self._has(key)) for c in CONDITIONS if c.name not in self.found}
-        return {name: keys for name, keys in lacking.items() if keys}
+        lacking = {c.name: tuple(key for key in c.columns if not self._has(key)) for c in CONDITIONS}
+        return {name: keys for name, keys in lacking.items() if keys and name not in self.found}
 
     def _has(self, key: str) -> bool:
         before, star, after = key.partition("*")
