@@ -145,3 +145,26 @@ def test_any_part_of_a_state_of_trl_is_read_and_no_number_that_was_cut(tmp_path,
     assert rewards == [(n, 0.5 + n / 1000) for n in range(1, steps + 1)]
     assert ("which is no whole JSON" in log.source) == (not whole)
     assert log.steps == (60 if re.match(r"{.*}$", text, re.DOTALL) and "max_steps" in text and whole else 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{{"step": {n}, "loss": 0.1, "reward": 0.5, "grad_norm": 1.0, "prompt": "2+2", "response": "4"}}',
+        "{{'loss': 0.1, 'reward': 0.5, 'completion': 'four'}}",
+        "step: {n} | sample 512 | reward: 0.5 | loss: 0.1",
+        "step {n} prompt 4 reward: 0.5 loss: 0.1",
+    ],
+)
+def test_a_step_that_shows_one_of_its_completions_is_a_step(tmp_path, line):
+    log = tmp_path / "train.log"
+    log.write_text("".join(line.format(n=n) + "\n" for n in range(1, 31)))
+    rows = read_log(log).rows
+    assert [row["step"] for row in rows] == list(range(1, 31))
+    assert {row["loss"] for row in rows} == {0.1}
+
+
+def test_a_step_that_is_of_something_else_makes_no_completions_of_steps(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("Loaded checkpoint, step 100\n" + "reward: 0.5 loss: 0.1 grad_norm: 1.0\n" * 30)
+    assert len(read_log(log).rows) == 30

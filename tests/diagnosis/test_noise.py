@@ -174,3 +174,12 @@ def test_length_that_grew_and_settled_while_the_reward_rises_is_no_runaway(pace)
     }
     found = diagnose(run_of(*[(1, 0.3 + step / pace) for step in range(300)], **grown))
     assert not found.findings
+
+
+@pytest.mark.parametrize("up", [300, 600])
+def test_the_way_back_of_a_runaway_is_no_finding_of_its_own(up):
+    random = np.random.default_rng(3)
+    rows = run_of((300, 0.3), **{LENGTH: lambda step: (up if 100 < step < 160 else 100) + random.normal(0, 5)})
+    found = diagnose(rows)
+    assert "length runs away" in {note.name for note in found.notes}
+    assert "length shrinks" not in {each.name for each in found.findings}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from oblrpo.errors import InputError
 from oblrpo.policy import adopt_policy, byte_tokenizer, load_policy, make_policy, saving
@@ -204,3 +204,18 @@ def test_every_family_is_taken(tmp_path, name):
 def test_a_folder_that_cannot_be_written(base, tmp_path):
     with pytest.raises(InputError, match=r"cannot try to save the model in .*nowhere: No such file"):
         check_saved(load_policy(str(base), OBJECT), OBJECT, False, tmp_path / "nowhere")
+
+
+def test_a_tied_head_may_be_registered_first(tmp_path):
+    class First(LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            model = self.model
+            del self.model
+            self.model = model
+
+    sizes = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0)
+    policy = adopt_policy(First(config), byte_tokenizer(), OBJECT)
+    check_saved(policy, OBJECT, given=True, place=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import datetime
 import time
+from collections import deque, namedtuple
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from oblrpo.errors import InputError
 from oblrpo.policy import Sequences
 from oblrpo.rewards import Rewards
+from oblrpo.rewards.user import copied
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks import DataTask, Problem
 from oblrpo.trainer.loop import part_metrics
@@ -148,3 +150,15 @@ def test_metrics_of_each_reward_are_those_of_trl():
     wanted = {"f": (values.mean().item(), values.std().item()), "g": (3.0, torch.nan), "h": (torch.nan,) * 2}
     for name, figures in wanted.items():
         assert (found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"]) == pytest.approx(figures, nan_ok=True)
+
+
+def test_containers_of_a_row_are_copied_to_any_depth():
+    Point = namedtuple("Point", "name values")
+    value = {"point": Point("a", [1]), "last": deque([1]), "pair": ([2], {3})}
+    own = copied(value)
+    own["point"].values.append(9)
+    own["last"].append(9)
+    own["pair"][0].append(9)
+    own["pair"][1].add(9)
+    assert (own["point"], own["last"], own["pair"]) == (Point("a", [1, 9]), deque([1, 9]), ([2, 9], {3, 9}))
+    assert value == {"point": Point("a", [1]), "last": deque([1]), "pair": ([2], {3})}
