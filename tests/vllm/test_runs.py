@@ -166,8 +166,8 @@ def test_an_engine_that_fails_in_a_step_ends_the_run_in_one_sentence(run, oblrpo
     ("settings", "words"),
     [
         ({"model_args": "{}"}, ["attention heads have a size of 16", "num_attention_heads of model_args"]),
-        ({"vllm_args": "{gpu_memory_utilization: 0.001}"}, ["vLLM could not open: Available memory", "See vllm_args"]),
-        ({"vllm_args": "{gpu_memory_utilization: 1.0}"}, ["vLLM could not open: Available memory", "See vllm_args"]),
+        ({"vllm_args": "{gpu_memory_utilization: 0.001}"}, ["vLLM could not open: Available memory", "give a higher"]),
+        ({"vllm_args": "{gpu_memory_utilization: 1.0}"}, ["vLLM could not open: Available memory", "give a lower"]),
         ({"vllm_args": "{max_model_len: 20}"}, ["the longest prompt has", "vllm_args.max_model_len, 20: raise that"]),
     ],
     ids=["heads", "small", "whole", "short"],

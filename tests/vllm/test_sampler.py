@@ -215,7 +215,8 @@ def test_what_opening_changes_of_torch_is_put_back():
     try:
         torch.set_num_threads(2)
         torch.set_float32_matmul_precision("high")
-        before, hook, environment = torch.random.get_rng_state(), sys.excepthook, dict(os.environ)
+        before, hook = torch.random.get_rng_state(), sys.excepthook
+        environment = {**os.environ, **engine.BEFORE}  # as it was before the engines of other tests, too
         others = random.getstate(), numpy.random.get_state()[1].tolist()
         sampler = VLLMSampler(policy, VLLM())
         sampler.sync(policy)
