@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import mul, sub
-from statistics import median
+from statistics import median_high, median_low
 from typing import Any, NamedTuple
 
 from oblrpo.diagnosis.outages import Outages
@@ -142,7 +142,8 @@ def wander(windows: Sequence[Mean], width: int) -> float:
     """
     if not windows:
         return 0.0
-    n, trend = width * len(windows), median(mean.change for mean in windows) / width
+    n, changes = width * len(windows), [mean.change for mean in windows]
+    trend = min(median_low(changes), median_high(changes), key=abs) / width  # of two windows, one may have a jump
     less = ((mean, trend * (2 * mean.change - width * trend)) for mean in windows)
     calm = sorted((mean.squares - each, mean.products - each) for mean, each in less)[: max(1, 7 * len(windows) // 8)]
     squares, products = (math.fsum(each) / len(calm) for each in zip(*calm, strict=True))
