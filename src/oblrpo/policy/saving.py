@@ -67,8 +67,9 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
     """Save a policy into a folder in `place`, load it and compare: weights, and log-probabilities of two short rows.
 
     Adapters are loaded onto the model that they name, as evaluation and export do it, which compares that model, too:
-    beyond `AFFORDABLE` bytes only one that the program has `given`, and by its weights. Of whole models beyond that
-    names and shapes are compared, with those that the saved config makes. InputError: what differs, and the cure.
+    beyond `AFFORDABLE` bytes (on a GPU, half of its free memory) only one that the program has `given`, and by its
+    weights. Of whole models beyond that names and shapes are compared, with those that the saved config makes.
+    InputError: what differs, and the cure.
     """
     inner = without_adapters(policy.model)
     if policy.model is inner and getattr(inner, "hf_quantizer", None):
