@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ def random_features(S, seed=0, dtype=torch.float64):
     length_S = torch.randint(1, 30, (S,)).to(dtype)
     return Features(
         length_S,
-        length_S * torch.rand(S, dtype=dtype).add(0.1),
         -length_S * torch.rand(S, dtype=dtype),
         length_S * torch.rand(S, dtype=dtype),
+        length_S * torch.rand(S, dtype=dtype).add(0.1),
     )
 
 
@@ -87,6 +88,7 @@ def test_features_sum_over_real_tokens_and_proxies_follow_their_formulas():
     assert features.logps_S.tolist() == [-3.0, -1.0]
     assert features.entropy_S.tolist() == pytest.approx([0.3, 3.0])
     assert not features.logps_S.requires_grad
+    assert vars(features.at(torch.tensor([1]))) == {name: v[1:] for name, v in vars(features).items()}
     assert set(PROXIES) == {"length", "logit"}
     assert PROXIES["length"](features).tolist() == [2.0, 3.0]
     assert PROXIES["logit"](features).tolist() == [0.75, 3.0]
@@ -143,7 +145,7 @@ def test_agreement_without_spread_is_nan_and_misuse_is_named():
     for proxy_S, group_size, message in (
         (torch.ones(3), 2, "alike"),
         (norm2_S, 3, "divide"),
-        (norm2_S, 1, "at least 2"),
+        (norm2_S, 0, "at least 1"),
         (norm2_S * float("inf"), 2, "proxy_S holds"),
         (-norm2_S, 2, "negative"),
     ):
@@ -166,6 +168,32 @@ def test_a_planted_power_law_is_recovered():
     ratio_S = proxy.predict(features) / power_law(features, exponents, 300.0)
     assert log_error(proxy.predict(features), power_law(features, exponents), 4) < 1e-3
     assert 0.5 < ratio_S.min() <= ratio_S.max() < 1.5  # in units of the norms, not in proportion only
+
+
+@pytest.mark.parametrize("ridge", [1e-6, 1.0])
+def test_features_that_say_the_same_do_no_harm(ridge):
+    """Log-probabilities stand for the entropy where a sampler reports them alone: each twin gets half of the slope."""
+    proxy = CalibratedProxy(ridge=ridge)
+
+    def reported(features):
+        return replace(features, entropy_S=-features.logps_S)
+
+    for step in range(5):
+        features = random_features(64, step)
+        proxy.observe(reported(features), power_law(features, (0.4, 0.0, -0.7, 0.0), 300.0), 4)
+    found = proxy.coefficients
+    assert found["mean_logp"] == pytest.approx(-found["mean_entropy"], rel=1e-6)
+    assert 2 * found["mean_logp"] == pytest.approx(-0.7, abs=1e-4 if ridge < 1 else 0.1)
+    other = random_features(32, 99)
+    predicted_S, expected_S = proxy.predict(reported(other)), power_law(other, (0.4, 0.0, -0.7, 0.0), 300.0)
+    torch.testing.assert_close(predicted_S, expected_S, rtol=1e-4 if ridge < 1 else 0.1, atol=0)
+
+
+def test_a_lone_output_a_prompt_gives_the_level_alone():
+    """Within groups of one nothing differs: weights are the length's, in units of the norms."""
+    proxy, features = CalibratedProxy(), random_features(64)
+    assert math.isnan(proxy.observe(features, 300 * features.length_S**1.6, 1))
+    torch.testing.assert_close(proxy.predict(features), 300 * features.length_S**1.6, rtol=1e-4, atol=0)
 
 
 def test_forgetting_tracks_a_drift():
@@ -201,11 +229,10 @@ def test_the_order_of_outputs_and_the_scales_of_prompts_do_not_matter():
     scale_S = torch.tensor([1e-3, 1.0, 20.0, 1e4], dtype=torch.float64).repeat_interleave(3)
     plain, changed = CalibratedProxy(), CalibratedProxy()
     plain.observe(features, norm2_S, 3)
-    moved = Features(*[each[order] for each in vars(features).values()])
-    changed.observe(moved, (norm2_S * scale_S)[order], 3)
+    changed.observe(features.at(order), (norm2_S * scale_S)[order], 3)
     ratio_S = changed.predict(other) / plain.predict(other)
     torch.testing.assert_close(ratio_S, torch.full_like(ratio_S, scale_S.log().mean().exp().item()), rtol=1e-9, atol=0)
-    one_by_one = torch.cat([plain.predict(Features(*[v[s : s + 1] for v in vars(other).values()])) for s in range(6)])
+    one_by_one = torch.cat([plain.predict(other.at(torch.tensor([s]))) for s in range(6)])
     torch.testing.assert_close(one_by_one, plain.predict(other), rtol=1e-12, atol=0)  # no output sees another
 
 
@@ -214,7 +241,7 @@ def test_outputs_without_a_norm_are_left_out():
     norm2_S = power_law(features, (0.3, 1.0, 0.5, 1.0)) * torch.rand(12).double().add(0.5)
     full, part = CalibratedProxy(), CalibratedProxy()
     full.observe(features, norm2_S.where(torch.isin(torch.arange(12), kept), 0), 6)
-    part.observe(Features(*[each[kept] for each in vars(features).values()]), norm2_S[kept], 3)
+    part.observe(features.at(kept), norm2_S[kept], 3)
     assert full.observed == part.observed == 6
     torch.testing.assert_close(full.predict(features), part.predict(features), rtol=1e-9, atol=0)
     state = full.state_dict()
@@ -226,7 +253,7 @@ def test_predictions_are_positive_and_finite_far_outside_of_what_was_seen():
     proxy = CalibratedProxy(ridge=1e-9)
     features = random_features(8, 6, torch.float32)
     proxy.observe(features, power_law(features, (0.0, 20.0, 0.0, 0.0)), 4)
-    extreme = Features(torch.tensor([1.0, 1e6]), torch.tensor([0.0, 1e5]), torch.tensor([-1e-9, -1e7]), torch.zeros(2))
+    extreme = Features(torch.tensor([1.0, 1e6]), torch.tensor([-1e-9, -1e7]), torch.zeros(2), torch.tensor([0.0, 1e5]))
     weights_S = proxy.predict(extreme)
     assert weights_S.dtype == torch.float32
     assert (weights_S > 0).all()
@@ -259,7 +286,7 @@ def test_misuse_of_the_regression_is_named():
         (torch.tensor([1.0, float("nan"), 1.0, 1.0]), 2, "norm2_S holds"),
         (torch.tensor([1.0, -1.0, 1.0, 1.0]), 2, "negative"),
         (torch.ones(4), 3, "divide"),
-        (torch.ones(4), 1, "at least 2"),
+        (torch.ones(4), 0, "at least 1"),
     ):
         proxy = CalibratedProxy()
         with pytest.raises(ValueError, match=message):
@@ -301,7 +328,7 @@ def test_on_a_language_model_it_agrees_at_least_as_well_as_the_fixed_proxies(cas
             proxy.observe(features, norm2_S, 4)
         else:
             held_out.append((features, norm2_S))
-    features = Features(*[torch.cat(each) for each in zip(*(vars(f).values() for f, _ in held_out), strict=True)])
+    features = Features.join([features for features, _ in held_out])
     norm2_S = torch.cat([norm2_S for _, norm2_S in held_out])
     mine = proxy.predict(features)
     for name, function in PROXIES.items():

@@ -77,7 +77,7 @@ def test_a_fit_to_the_batch_itself_would_be_biased():
     norm2_S = scores_SN.square().sum(1)
 
     def observed_first(index):
-        proxy, mine = CalibratedProxy(ridge=0.01), Features(*[each[index] for each in vars(features).values()])
+        proxy, mine = CalibratedProxy(ridge=0.01), features.at(index)
         proxy.observe(mine, norm2_S[index], 3)
         return proxy.predict(mine)
 

@@ -66,18 +66,22 @@ class Outer(_Matrix):
         """The outer products of some of the sequences."""
         return Outer(self.left[rows], self.right[rows], self.rows)
 
+    def left_at(self, rows: slice, columns: slice | Tensor) -> Tensor:
+        """Some columns of the dense left factor of some of the sequences, (n, T, columns)."""
+        return self.left[rows][..., columns]
+
 
 @dataclass(frozen=True)
 class Recomputed(_Matrix):
     """An `Outer` whose dense left factor is made again for the sequences in question, each time it is needed.
 
     Args:
-        left_of: the left factor of the sequences in a slice, (n, T, R).
+        left_at: these columns, a slice or an index, of the left factor of the sequences in a slice, (n, T, columns).
         right: (S, T, C).
         rows: R.
     """
 
-    left_of: Callable[[slice], Tensor]
+    left_at: Callable[[slice, slice | Tensor], Tensor]
     right: Tensor
     rows: int
     is_lookup = False
@@ -89,7 +93,7 @@ class Recomputed(_Matrix):
 
     def of(self, rows: slice) -> Outer:
         """The outer products of some of the sequences."""
-        return Outer(self.left_of(rows), self.right[rows], self.rows)
+        return Outer(self.left_at(rows, slice(None)), self.right[rows], self.rows)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,11 @@ class Vector:
     """A vector gradient, one row per sequence: value_SC."""
 
     value_SC: Tensor
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences, S."""
+        return len(self.value_SC)
 
 
 Matrix: TypeAlias = Outer | Recomputed
@@ -193,9 +202,9 @@ def row_norm2(rows: Tensor) -> Tensor:
     return lines.square().sum(1) + rest.square()
 
 
-def chunks(count: int, elements: int) -> Iterator[slice]:
-    """Slices of range(count) of as many items of so many elements as CHUNK_ELEMENTS allows, at least one."""
-    step = max(1, CHUNK_ELEMENTS // max(1, elements))
+def chunks(count: int, elements: int, room: int | None = None) -> Iterator[slice]:
+    """Slices of range(count) of as many items of so many elements as `room` (CHUNK_ELEMENTS) allows, at least one."""
+    step = max(1, (CHUNK_ELEMENTS if room is None else room) // max(1, elements))
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 

@@ -1,4 +1,4 @@
-"""Inner products of the scores of all pairs of sequences: exact, or from sketches of a few thousand numbers each."""
+"""Inner products of scores: exact, within groups or of all pairs, or from sketches of a few thousand numbers each."""
 
 from __future__ import annotations
 
@@ -9,34 +9,132 @@ import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution, Matrix, Outer, matrices, vector_total, wide
+from oblrpo.scores.contributions import Contribution, Matrix, Outer, joined, matrices, vector_total
+
+MOVED = {"cpu": 16, "cuda": 256}
+"""What writing an element of a product and reading it again costs, in multiplications: measured on one thread of a CPU
+(8 to 40, matrices of 64 x 192 to 384 x 1280); from bandwidth, between a GPU's in float32 and in bfloat16."""
+ROOM = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""How many elements of gradients are multiplied out at a time: a CPU's cache holds them (1 MB is within a fifth of a
+product of all, 16 MB takes half as much again); a GPU pays for each call."""
 
 
-def gram_of_parts(parts: list[Contribution]) -> Tensor:
-    """Inner products <G_a, G_b> of one parameter's gradients, (S, S).
+def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
+    """Inner products <G_a, G_b> of one parameter's gradients within groups of neighbouring sequences, (P, G, G).
 
-    Gradients are multiplied out, a block of rows at a time, which takes S^2 R C products.
+    Dense gradients are multiplied out, T R C for each sequence, or T x T Gram products are taken of pairs, T^2 (R + C)
+    for each, whichever costs less.
     """
-    outers = matrices(parts)
+    outers, G = matrices(parts), group_size
     if not outers:
-        return gram_of_rows(vector_total(parts))
-    S = outers[0].sequences
-    dense = _compact([part.of(slice(0, S)) for part in outers])
-    rows, columns = dense[0].rows, dense[0].columns
-    gram_SS = wide(dense[0].right[:0]).new_zeros(S, S)
-    for block in contributions.chunks(rows, S * columns):
-        total_SN = torch.stack([_rows(part, block) for part in dense]).sum(0).flatten(1)
-        gram_SS += total_SN @ total_SN.T
-    return gram_SS
+        return gram_of_rows(vector_total(parts), G)
+    dense, lookups = ([part for part in joined(outers) if part.is_lookup is kind] for kind in (False, True))
+    terms = [_of_lookup(part, G) for part in lookups if isinstance(part, Outer)]
+    if dense:
+        first = dense[0]
+        T, R, C = sum(part.tokens for part in dense), first.rows, first.columns
+        multiplied_out = (T + G + MOVED[_kind(first)]) * R * C
+        by_pairs = len(dense) == 1 and multiplied_out > G * T * T * (R + C)
+        terms.append(_of_pairs(first, G) if by_pairs else _of_dense(dense, G))
+    for part in dense:
+        for lookup in lookups:
+            cross_PGG = _cross(part, lookup, G)
+            terms.append(cross_PGG + cross_PGG.mT)
+    return contributions.sum_in_widest(terms)
 
 
-def gram_of_rows(rows_SN: Tensor) -> Tensor:
-    """Inner products <x_a, x_b> of all pairs of rows, (S, S)."""
-    flat = rows_SN.flatten(1)
-    gram_SS = flat.new_zeros(len(flat), len(flat))
-    for block in contributions.chunks(flat.shape[1], len(flat)):
-        gram_SS += flat[:, block] @ flat[:, block].T
-    return gram_SS
+def gram_of_rows(rows_SN: Tensor, group_size: int) -> Tensor:
+    """Inner products <x_a, x_b> of all pairs of rows of a group, (P, G, G)."""
+    rows_PGN = rows_SN.flatten(1).unflatten(0, (-1, group_size))
+    gram_PGG: Tensor = rows_PGN.new_zeros(len(rows_PGN), group_size, group_size)
+    for block in contributions.chunks(rows_PGN.shape[2], len(rows_SN)):
+        gram_PGG.baddbmm_(rows_PGN[..., block], rows_PGN[..., block].mT)
+    return gram_PGG
+
+
+def _of_dense(parts: list[Matrix], G: int) -> Tensor:
+    """From the gradients, of which a few rows are multiplied out at a time where all are too large."""
+    first, grams, room = parts[0], [], ROOM[_kind(parts[0])]
+    wide_columns = first.columns + max(part.tokens if part.room else 0 for part in parts)
+    for groups in contributions.chunks(first.sequences // G, G * first.rows * wide_columns, room):
+        rows = slice(groups.start * G, groups.stop * G)
+        gram_PGG: Tensor | None = None
+        for block in contributions.chunks(first.rows, (rows.stop - rows.start) * wide_columns, room):
+            total: Tensor | None = None
+            for part in parts:
+                product = contributions.matmul(_left(part, rows, block).mT, part.right[rows])
+                total = product if total is None else total.add_(product)
+            assert total is not None
+            total_PGN = total.flatten(1).unflatten(0, (-1, G))
+            product = torch.bmm(total_PGN, total_PGN.mT)
+            gram_PGG = product if gram_PGG is None else gram_PGG.add_(product)
+        assert gram_PGG is not None
+        grams.append(gram_PGG)
+    return torch.cat(grams)
+
+
+def _of_pairs(part: Matrix, G: int) -> Tensor:
+    """From the Gram products of all tokens of a group, sum_tu (left left')_tu (right right')_tu."""
+    tokens, grams = G * part.tokens, []
+    for groups in contributions.chunks(part.sequences // G, tokens**2):
+        rows = slice(groups.start * G, groups.stop * G)
+        right = _together(part.right[rows], G)
+        product: Tensor | None = None
+        for block in contributions.chunks(part.rows, (rows.stop - rows.start) * part.tokens if part.room else 1):
+            left = _together(_left(part, rows, block), G)
+            share = contributions.matmul(left, left.mT)
+            product = share if product is None else product.add_(share)
+        assert product is not None
+        grams.append(_by_sequence(product.mul_(contributions.matmul(right, right.mT)), G))
+    return torch.cat(grams)
+
+
+def _of_lookup(part: Outer, G: int) -> Tensor:
+    """From the rows that occur: those of one group and index are neighbours, at most one of each sequence."""
+    sequence_S1 = torch.arange(part.sequences, device=part.left.device)[:, None]
+    place = Outer(part.left * G + sequence_S1 % G, part.right, part.rows * G)
+    key_N, rows_NC = contributions.sum_equal_rows(place, sequence_S1 // G)
+    group_N, index_N, of_N = key_N // (part.rows * G), key_N // G, key_N % G
+    gram = rows_NC.new_zeros(part.sequences // G * G * G)
+    for apart in range(min(G, len(key_N))):
+        one, other = slice(len(key_N) - apart), slice(apart, None)
+        inner_N = torch.linalg.vecdot(rows_NC[one], rows_NC[other]) * (index_N[one] == index_N[other])
+        gram.index_add_(0, (group_N[one] * G + of_N[one]) * G + of_N[other], inner_N)
+    gram_PGG: Tensor = gram.view(-1, G, G)
+    return gram_PGG.add_(gram_PGG.triu(1).mT)
+
+
+def _cross(dense: Matrix, lookup: Matrix, G: int) -> Tensor:
+    """Inner products <dense_a, lookup_b> of a weight that is used in both ways, (P, G, G)."""
+    assert isinstance(lookup, Outer)
+    grams = []
+    for group in range(dense.sequences // G):
+        rows = slice(group * G, group * G + G)
+        left = dense.left_at(rows, lookup.left[rows].flatten()).flatten(0, 1)
+        inner = contributions.matmul(dense.right[rows].flatten(0, 1)[None], lookup.right[rows].flatten(0, 1).mT[None])
+        product = left * inner[0]
+        grams.append(product.view(G, dense.tokens, G, lookup.tokens).sum((1, 3)))
+    return torch.stack(grams)
+
+
+def _kind(part: Matrix) -> str:
+    return "cuda" if part.right.is_cuda else "cpu"
+
+
+def _left(part: Matrix, rows: slice, block: slice) -> Tensor:
+    """Some columns of the left factor, in a type that `matmul` multiplies together with the right one."""
+    left = part.left_at(rows, block)
+    return left.to(part.right.dtype) if contributions.is_short_on_cuda(part.right) else left
+
+
+def _together(values_STC: Tensor, G: int) -> Tensor:
+    """The tokens of a group's sequences, one after the other, (P, G T, C)."""
+    return values_STC.reshape(len(values_STC) // G, -1, values_STC.shape[2])
+
+
+def _by_sequence(product: Tensor, G: int) -> Tensor:
+    """The sums over pairs of tokens, (P, G T, G T), of each pair of sequences, (P, G, G)."""
+    return product.view(len(product), G, product.shape[1] // G, G, -1).sum((2, 4))
 
 
 class Sketch(NamedTuple):
@@ -88,27 +186,3 @@ def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Independent random signs, +1 or -1, on the CPU."""
     signs: Tensor = 2.0 * torch.randint(2, shape, generator=generator, device="cpu") - 1
     return signs
-
-
-def _compact(parts: list[Outer]) -> list[Outer]:
-    """The parts, if all are lookups with only the rows that occur."""
-    if not all(part.is_lookup for part in parts):
-        return parts
-    index_N, inverse = torch.unique(torch.cat([part.left.flatten() for part in parts]), return_inverse=True)
-    places = inverse.split([part.left.numel() for part in parts])
-    return [
-        Outer(place.view_as(part.left), part.right, len(index_N)) for place, part in zip(places, parts, strict=True)
-    ]
-
-
-def _rows(part: Matrix, block: slice) -> Tensor:
-    """Some rows of the gradients, (S, n, C)."""
-    assert isinstance(part, Outer)
-    if not part.is_lookup:
-        return contributions.matmul(part.left[:, :, block].mT, part.right)
-    inside = (part.left >= block.start) & (part.left < block.stop)
-    right = wide(part.right) * inside[..., None]
-    out = right.new_zeros(part.sequences, block.stop - block.start, part.columns)
-    place = torch.where(inside, part.left - block.start, 0)
-    added: Tensor = out.scatter_add_(1, place[..., None].expand_as(right), right)
-    return added

@@ -15,6 +15,8 @@ from oblrpo.scores.recorder import ACTIVE
 from oblrpo.scores.rules import linear
 from oblrpo.scores.tapped_calls import TappedCall
 
+ALL = slice(None)
+
 
 class TokenLogps(NamedTuple):
     """What the head's distribution says of each token."""
@@ -91,24 +93,34 @@ class _Product:
     temperature: float
     dtype: torch.dtype
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits over the temperature, in float32 or wider."""
+    def logits(self, hidden: Tensor, columns: slice | Tensor = ALL) -> Tensor:
+        """Logits over the temperature, of all of the vocabulary or of some, in float32 or wider."""
         with torch.autocast(hidden.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.to(self.dtype)
-            product = torch.nn.functional.linear(hidden.to(self.dtype), self.weight.to(self.dtype), bias)
+            bias = None if self.bias is None else self.bias[columns].to(self.dtype)
+            product = torch.nn.functional.linear(hidden.to(self.dtype), self.weight[columns].to(self.dtype), bias)
         product = wide(product)
         return product if self.temperature == 1 else product / self.temperature
 
     def gradients(
-        self, hidden: Tensor, target_ST: Tensor, normaliser_ST: Tensor, grad_ST: Tensor, kept: Tensor | None = None
+        self,
+        columns: slice | Tensor,
+        hidden: Tensor,
+        target_ST: Tensor,
+        normaliser_ST: Tensor,
+        grad_ST: Tensor,
+        kept: Tensor | None = None,
     ) -> Tensor:
-        """Gradient at the head's output, grad_t (onehot(target_t) - softmax) / temperature, (S, T, V)."""
+        """Gradient at some of the head's outputs, grad_t (onehot(target_t) - softmax) / temperature, (S, T, n)."""
         share_ST1 = (wide(grad_ST) / self.temperature)[..., None]
         if kept is None:
-            left = (self.logits(hidden) - normaliser_ST[..., None]).exp_().mul_(-share_ST1)
+            left = (self.logits(hidden, columns) - normaliser_ST[..., None]).exp_().mul_(-share_ST1)
         else:
-            left = kept * -share_ST1
-        return left.scatter_add_(-1, target_ST[..., None], share_ST1)
+            left = kept[..., columns] * -share_ST1
+        if isinstance(columns, Tensor):
+            return left.add_(share_ST1 * (target_ST[..., None] == columns))
+        place_ST1 = target_ST[..., None] - (columns.start or 0)
+        inside = (place_ST1 >= 0) & (place_ST1 < left.shape[-1])
+        return left.scatter_add_(-1, torch.where(inside, place_ST1, 0), share_ST1 * inside)
 
 
 class _HeadLogps(torch.autograd.Function):
@@ -157,7 +169,7 @@ class _HeadLogps(torch.autograd.Function):
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
         left_of = product.gradients
         for rows in chunks(len(hidden), target_ST.shape[1] * len(weight)):
-            left = left_of(*(tensor[rows] for tensor in saved))
+            left = left_of(ALL, *(tensor[rows] for tensor in saved))
             if grad_hidden is not None:
                 grad_hidden[rows] = left.to(product.dtype) @ product.weight
             if grad_weight is not None:
@@ -212,14 +224,14 @@ def _contributions(
     """The head's share of the score, its left factor made again whenever it is needed."""
     vocabulary, version = len(weight), weight._version
 
-    def left(rows: slice) -> Tensor:
+    def left(rows: slice, columns: slice | Tensor) -> Tensor:
         if weight._version != version:
             raise RuntimeError("the head's weight was changed before the tape had made its logits again.")
-        return left_of(*(tensor[rows] for tensor in saved))
+        return left_of(columns, *(tensor[rows] for tensor in saved))
 
     hidden = saved[0]
     parts: dict[str, Contribution] = {"weight": Recomputed(left, hidden, vocabulary)}
     if has_bias:
         step = chunks(len(hidden), hidden.shape[1] * vocabulary)
-        parts["bias"] = Vector(torch.cat([left(rows).sum(1) for rows in step]))
+        parts["bias"] = Vector(torch.cat([left(rows, ALL).sum(1) for rows in step]))
     return parts

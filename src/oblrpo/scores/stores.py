@@ -105,7 +105,7 @@ class Factors:
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""
-        return gram.gram_of_parts(self.parts)
+        return gram.gram_of_parts(self.parts, self.parts[0].sequences)[0]
 
     def sketch(self, directions: int, generator: torch.Generator) -> Tensor:
         """Random combinations of each gradient's rows, (S, N), whose inner products are right on average."""
@@ -152,7 +152,7 @@ class PerSequence:
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""
-        return gram.gram_of_rows(self._gradient_S)
+        return gram.gram_of_rows(self._gradient_S, len(self._gradient_S))[0]
 
     def sketch(self, directions: int, generator: torch.Generator) -> Tensor:
         """Random combinations of each gradient's rows, (S, N), whose inner products are right on average."""
@@ -166,25 +166,21 @@ class PerSequence:
 class NormsOnly:
     """Takes norms, and the inner products and sketches that are requested, and lets the gradients go."""
 
-    def __init__(self, wants_gram: bool = False, sketch: Callable[[Factors], None] | None = None) -> None:
-        self._wants_gram, self._sketch = wants_gram, sketch
-        self._gram_SS: Tensor | None = None
+    def __init__(self, group_size: int = 0, sketch: Callable[[Factors], None] | None = None) -> None:
+        self._group_size, self._sketch = group_size, sketch
+        self.gram_PGG: Tensor | None = None
 
     def take(self, parts: list[Contribution]) -> None:
         """Take in the parameter's shares."""
-        factors = Factors()
-        factors.take(parts)
-        if self._wants_gram:
-            self._gram_SS = factors.gram()
-        self.norm2_S = norms.norm2(parts) if self._gram_SS is None else self._gram_SS.diagonal().clone()
+        if self._group_size:
+            self.gram_PGG = gram.gram_of_parts(parts, self._group_size)
+            self.norm2_S = self.gram_PGG.diagonal(dim1=1, dim2=2).flatten()
+        else:
+            self.norm2_S = norms.norm2(parts)
         if self._sketch is not None:
+            factors = Factors()
+            factors.take(parts)
             self._sketch(factors)
-
-    def gram(self) -> Tensor:
-        """Inner products of all pairs of sequences' gradients, (S, S), if they were requested."""
-        if self._gram_SS is None:
-            raise ValueError('"streamed" takes inner products only if requested: record(..., gram=True).')
-        return self._gram_SS
 
 
 class Sums:

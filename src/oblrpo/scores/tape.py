@@ -202,7 +202,7 @@ class ScoreTape(RecordingTape):
         logps_S: Tensor,
         *,
         sequence_ids: Tensor | None = None,
-        gram: bool = False,
+        gram: int = 0,
         sketches: Sequence[Sketch] = (),
         rows_S: Tensor | None = None,
     ) -> None:
@@ -219,7 +219,8 @@ class ScoreTape(RecordingTape):
         Args:
             logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
             sequence_ids: (B, L), for packed rows: which sequence each input token belongs to, negative for none.
-            gram: for "streamed" only: whether `gram` will be called.
+            gram: for "streamed" only, if `gram` will be called: of how many neighbouring rows each inner products are
+                taken; S: of all pairs.
             sketches: for "streamed" only: the arguments with which `sketch` will be called.
             rows_S: which of a larger batch's rows these are, in any order; where groups with as many rows here are
                 neighbours, one product sums all of them. Its other rows are then recorded in the same `with`, each
@@ -239,6 +240,8 @@ class ScoreTape(RecordingTape):
         if rows_S is not None and not self.takes_slices:
             raise ValueError(f'"{self.method}" records all rows of a batch in one forward; use "auto".')
         S = logps_S.shape[0]
+        if gram and (gram < 0 or S % gram):
+            raise ValueError(f"{S} rows are no whole groups of {gram}.")
         layout = Layout(S, self._recorder.tokens, sequence_ids)
         try:
             if self.method == "streamed":
@@ -265,7 +268,7 @@ class ScoreTape(RecordingTape):
         if self.method == "two_pass":
             self._graph = (logps_S, layout)
 
-    def _streamed(self, sequences: int, gram: bool, sketches: Sequence[Sketch]) -> dict[ParameterPiece, Store]:
+    def _streamed(self, sequences: int, gram: int, sketches: Sequence[Sketch]) -> dict[ParameterPiece, Store]:
         device = next(self.model.parameters()).device
         self._sketchers = {spec: Sketcher(spec, sequences, device) for spec in sketches}
 
@@ -328,16 +331,20 @@ class ScoreTape(RecordingTape):
 
     @torch.no_grad()
     def gram(self) -> Tensor:
-        """Inner products of all pairs of scores, <grad_theta logps_S[a], grad_theta logps_S[b]>, (S, S).
+        """Inner products of scores, <grad_theta logps_S[a], grad_theta logps_S[b]>: of all pairs, (S, S).
 
-        They take about S / (3 T) plain steps.
+        They take about S / (3 T) plain steps. A "streamed" tape has those within the S / G groups of its record,
+        (S / G, G, G).
 
         Raises:
             ValueError: the method keeps no gradients ("two_pass"), or was not requested in time ("streamed").
         """
         if self.method == "streamed":
             self._need_record()
-            return sum_in_widest([store.gram() for store in self._stores.values() if isinstance(store, NormsOnly)])
+            grams = [store.gram_PGG for store in self._stores.values() if isinstance(store, NormsOnly)]
+            if not all(isinstance(gram_PGG, Tensor) for gram_PGG in grams):
+                raise ValueError('"streamed" takes inner products only if requested: record(..., gram=G).')
+            return sum_in_widest([gram_PGG for gram_PGG in grams if gram_PGG is not None])
         with self._no_autocast():
             return sum_in_widest([store.gram() for store in self._holding_gradients().values()])
 
