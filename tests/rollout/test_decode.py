@@ -28,6 +28,7 @@ from oblrpo.errors import DivergedError
 from oblrpo.rollout import sample
 from oblrpo.rollout import transformers as rollout
 from oblrpo.rollout.decode import BLOCK, Draw, Room, applies, cache_name, decode
+from oblrpo.scores import logit_norm2
 from tests.scores.models import VOCABULARY
 from tests.scores.zoo import FAMILIES, build_family
 
@@ -189,13 +190,15 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
     draws, logits_V = 10_000, 2 * torch.randn(entries, dtype=torch.float64)
     logits_V[-1], logits_V[1] = 3.0, -math.inf  # the very last entry, and one that is never drawn
     for draw, probabilities_V in (
-        (Draw(1.0, entropy=True), logits_V.softmax(-1)),
-        (Draw(0.7, entropy=True), (logits_V / 0.7).softmax(-1)),
-        (Draw(1.0, 0.5, entropy=True), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
+        (Draw(1.0, features=True), logits_V.softmax(-1)),
+        (Draw(0.7, features=True), (logits_V / 0.7).softmax(-1)),
+        (Draw(1.0, 0.5, features=True), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
     ):
-        next_token_S, logp_S, entropy_S = draw(logits_V.expand(draws, -1))
+        next_token_S, logp_S, entropy_S, logit_norm2_S = draw(logits_V.expand(draws, -1))
         torch.testing.assert_close(logp_S, probabilities_V.log()[next_token_S])
         torch.testing.assert_close(entropy_S, torch.special.entr(probabilities_V).sum().expand(draws))
+        norm2_V = 1 - 2 * probabilities_V + probabilities_V.square().sum()
+        torch.testing.assert_close(logit_norm2_S, norm2_V[next_token_S])
         count_V = torch.bincount(next_token_S, minlength=entries).double()
         assert not count_V[probabilities_V == 0].any()
         often_V = draws * probabilities_V >= 5
@@ -207,8 +210,62 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
         assert chi2 < freedom + 4 * math.sqrt(2 * freedom) + 8, (draw, chi2, freedom)
 
 
-def test_the_most_probable_token_tells_nothing_of_its_draw(tiny_policy):
-    assert sample(tiny_policy, ["ab"], 2, 3, 0.0, entropy=True).entropy_S is None
+@pytest.mark.parametrize("way", ["loop", "generate"])
+def test_the_most_probable_token_tells_nothing_of_its_draw(way, tiny_policy, monkeypatch):
+    if way == "generate":
+        monkeypatch.setattr(rollout, "applies", lambda *_: False)
+    drawn = sample(tiny_policy, ["ab"], 2, 3, 0.0, logps=True, features=True)
+    assert drawn.features is None
+    assert not drawn.sampler_logps_SC.any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("way", ["loop", "generate", "state"])
+def test_features_of_draws_are_those_of_the_trainers_forward(way, temperature, tiny_policy, monkeypatch):
+    """Of completions of unlike lengths, ended and cut; `state`: a model that the loop cannot sample from."""
+    policy = tiny_policy
+    if way == "generate":
+        monkeypatch.setattr(rollout, "applies", lambda *_: False)
+    if way == "state":
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "initializer_range": 0.5}
+        mamba = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=policy.vocabulary, **sizes)).eval()
+        policy = dataclasses.replace(policy, model=mamba)
+        assert not applies(mamba)
+    torch.manual_seed(0)
+    policy.model.generation_config.eos_token_id = list(range(0, policy.vocabulary, 9))  # ends in plenty
+    drawn = sample(policy, ["ab", "cdef", "g"], 8, 12, temperature, features=True)
+    assert drawn.sequences.lengths_S.unique().numel() > 4
+    assert 0 < int(drawn.clipped_S.sum()) < 24
+    assert drawn.sampler_logps_SC is None
+    with torch.no_grad():
+        exact = policy.logps(drawn.sequences, temperature).features
+    for name, values_S in vars(exact).items():
+        torch.testing.assert_close(getattr(drawn.features, name), values_S, rtol=1e-4, atol=1e-5)
+
+
+def test_a_token_that_is_nearly_sure_keeps_the_digits_of_its_features():
+    logits_SV = torch.tensor([[30.0, 0.0, 0.0, -math.inf], [12.0, 1.0, 0.0, -3.0]])
+    drawn = Draw(1.0, features=True)(logits_SV)
+    assert drawn.next_token_S.tolist() == [0, 0]
+    exact_S1 = logit_norm2(logits_SV[:, None].double(), torch.zeros(2, 1, dtype=torch.long))
+    torch.testing.assert_close(drawn.logit_norm2_S, exact_S1[:, 0].float(), rtol=1e-5, atol=0)
+    entropy_S = torch.special.entr(logits_SV.double().softmax(-1)).sum(-1)
+    torch.testing.assert_close(drawn.entropy_S, entropy_S.float(), rtol=1e-2, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", ["loop", "generate"])
+def test_draws_of_a_part_of_the_distribution_have_the_figures_of_that_part(way, tiny_policy, monkeypatch):
+    if way == "generate":
+        monkeypatch.setattr(rollout, "applies", lambda *_: False)
+    torch.manual_seed(0)
+    drawn = sample(tiny_policy, ["ab"], 40, 1, 1.0, 0.5, logps=True, features=True)
+    with torch.no_grad():
+        ids_ST = torch.tensor(tiny_policy.tokens(["ab"]))
+        scores_1V = TopPLogitsWarper(0.5)(None, tiny_policy.model(ids_ST).logits[:, -1])
+    probabilities_V, ids_S = scores_1V.softmax(-1)[0], drawn.sequences.completion_SC[:, 0]
+    torch.testing.assert_close(drawn.sampler_logps_SC[:, 0], probabilities_V.log()[ids_S])
+    torch.testing.assert_close(drawn.features.entropy_S, torch.special.entr(probabilities_V).sum().expand(40))
 
 
 def test_logits_that_are_no_numbers_are_told(tiny_policy):

@@ -5,7 +5,7 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.rollout import engine, make_sampler, sample
-from oblrpo.rollout.vllm import entropy_of_logps
+from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.settings import SamplerConfig
 
 
@@ -42,12 +42,16 @@ def test_versions_of_the_range_are_taken(installed, version):
 
 
 def test_log_probabilities_are_enough_for_the_entropy(tiny_policy):
-    """Of each token -log p stands for it."""
+    """Of each token -log p stands for it; of the logit norm they tell the half."""
     torch.manual_seed(3)
     drawn = sample(tiny_policy, ["a", "bcdef", "gh"], 200, 3, 0.7, logps=True)
     logps = tiny_policy.logps(drawn.sequences, 0.7)
-    of_one = entropy_of_logps(drawn.sampler_logps_SC, logps.own_SC).double()
-    of_all = logps.features.entropy_S.detach().double()
+    features, exact = features_of_logps(drawn.sampler_logps_SC, logps.own_SC), logps.features
+    torch.testing.assert_close(features.logps_S, exact.logps_S)
+    assert torch.equal(features.length_S, exact.length_S)
+    assert (features.logit_norm2_S <= exact.logit_norm2_S * 1.0001).all()
+    assert (features.logit_norm2_S >= exact.logit_norm2_S / 2.0001).all()
+    of_one, of_all = features.entropy_S.double(), exact.entropy_S.double()
     error = float((of_one - of_all).std()) / len(of_one) ** 0.5
     assert float(of_one.mean()) == pytest.approx(float(of_all.mean()), abs=4 * error)
 

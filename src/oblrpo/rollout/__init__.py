@@ -13,10 +13,10 @@ def make_sampler(
     policy: Policy,
     config: SamplerConfig,
     trust_remote_code: bool = False,
-    entropy: bool = False,
+    features: bool = False,
     logps: bool = False,
 ) -> TransformersSampler | VLLMSampler:
-    """Return the config's sampler; with `entropy` and `logps` it keeps these of the draws, which vLLM always does."""
+    """Return the config's sampler; with `features` and `logps` it keeps these of the draws, which vLLM always does."""
     if config.sampler == "transformers":
-        return TransformersSampler(policy, logps, entropy)
+        return TransformersSampler(policy, logps, features)
     return VLLMSampler(policy, config.vllm, trust_remote_code)

@@ -24,6 +24,7 @@ class Drawn(NamedTuple):
     next_token_S: Tensor  # the token; -1 where the logits give no probabilities
     logp_S: Tensor  # its log-probability, in nats
     entropy_S: Tensor | None = None  # the entropy of the distribution that it was drawn from, in nats
+    logit_norm2_S: Tensor | None = None  # its `scores.logit_norm2`
 
 
 @dataclass(frozen=True)
@@ -32,30 +33,47 @@ class Draw:
 
     temperature: float  # temperature of the distribution; 0 takes the most probable token
     top_p: float = 1.0  # share of the distribution that is drawn from
-    entropy: bool = False
-    """Whether to take the entropy, at two more passes over the vocabulary; not at temperature 0."""
+    features: bool = False
+    """Whether to take entropy and logit norm, at four more passes over the vocabulary; not at temperature 0."""
 
     def __call__(self, logits_SV: Tensor) -> Drawn:
         """Return a token a row."""
-        scores_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
         if not self.temperature:
-            return Drawn(scores_SV.argmax(-1), scores_SV.new_zeros(len(scores_SV)))
+            return Drawn(logits_SV.argmax(-1), torch.zeros_like(logits_SV[:, 0], dtype=_wide(logits_SV)))
+        scores_SV, probabilities_SV = self.distribution(logits_SV)
+        return self.figures(choose(probabilities_SV), scores_SV, probabilities_SV)
+
+    def distribution(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scaled logits, -inf outside of `top_p`, and their probabilities, in float32 or wider."""
+        scores_SV = logits_SV.to(_wide(logits_SV))
         if self.temperature != 1:
             scores_SV = scores_SV / self.temperature
         if self.top_p < 1:
             warp: Any = TopPLogitsWarper(self.top_p)
             scores_SV = warp(None, scores_SV)
-        probabilities_SV = scores_SV.softmax(-1)
-        next_token_S = choose(probabilities_SV)
+        return scores_SV, scores_SV.softmax(-1)
+
+    def figures(self, next_token_S: Tensor, scores_SV: Tensor, probabilities_SV: Tensor) -> Drawn:
+        """Return tokens drawn from a `distribution` with their figures under it; its probabilities are used up."""
         drawn_S1 = next_token_S.clamp(min=0)[:, None]
-        logp_S1 = probabilities_SV.gather(1, drawn_S1).log()
-        if not self.entropy:
+        p_S1 = probabilities_SV.gather(1, drawn_S1)
+        logp_S1 = p_S1.log()
+        if not self.features:
             return Drawn(next_token_S, logp_S1[:, 0])
-        # H = log Z - E[score], without a logarithm an entry; scores of -inf are never drawn and count 0.
+        # All sums go over the others: a token of probability near 1 would cost them their digits.
+        others_SV = probabilities_SV.scatter_(1, drawn_S1, 0)
+        others_S = others_SV.sum(-1)
+        logit_norm2_S = others_S.square() + torch.linalg.vector_norm(others_SV, dim=-1).square()
+        # -sum p log p = -p log p of the drawn one + sum over the others of p (log Z - score): no logarithm an entry.
+        # A score of -inf counts 0: its product is NaN, which `nansum` leaves out.
         normaliser_S1 = scores_SV.gather(1, drawn_S1) - logp_S1
-        finite_SV = scores_SV.clamp(min=torch.finfo(scores_SV.dtype).min)
-        entropy_S = normaliser_S1[:, 0] - torch.linalg.vecdot(probabilities_SV, finite_SV)
-        return Drawn(next_token_S, logp_S1[:, 0], entropy_S)
+        cross_S = others_SV.mul_(scores_SV).nansum(-1)
+        entropy_S = (normaliser_S1[:, 0] * others_S - cross_S) - (p_S1 * logp_S1)[:, 0]
+        return Drawn(next_token_S, logp_S1[:, 0], entropy_S, logit_norm2_S)
+
+
+def _wide(logits_SV: Tensor) -> torch.dtype:
+    return torch.promote_types(logits_SV.dtype, torch.float32)
 
 
 def choose(probabilities_SV: Tensor) -> Tensor:
@@ -160,8 +178,8 @@ def decode(
     mask_ST = torch.cat([mask_SQ, mask_SQ.new_ones(len(mask_SQ), longest)], 1)
     live = _Live(prompts, torch.arange(len(mask_SQ), device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
     completion_SC = prompt_PQ.new_full((len(live.row_N), longest), pad)
-    wide = torch.promote_types(logits_SV.dtype, torch.float32)
-    kinds = 2 if draw.entropy and draw.temperature else 1  # log-probability and entropy
+    wide = _wide(logits_SV)
+    kinds = 3 if draw.features and draw.temperature else 1  # log-probability, entropy, logit norm
     values = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(kinds)]
     for column in range(longest):
         token_N, *values_of_draw = (value_N for value_N in draw(logits_SV) if value_N is not None)

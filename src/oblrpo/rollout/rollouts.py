@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.scores import Features
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Rollouts:
     sampler_logps_SC: Tensor | None = None
     """Log-probability of each token, in nats, under the distribution it was drawn from; values at padding mean nothing.
     It is None if the sampler gives none."""
-    entropy_S: Tensor | None = None
-    """Sum of the entropies of the distributions that a completion's tokens were drawn from, in nats, or an unbiased
-    estimate; None if the sampler gives none."""
+    features: Features | None = None
+    """What the draws tell of each completion, under the distributions that its tokens were drawn from; None if the
+    sampler gives none."""
 
     def ids(self) -> list[list[int]]:
         """The policy's own tokens of every completion, special ones and the end token among them."""
@@ -43,7 +44,7 @@ class Rollouts:
             [self.completions[row] for row in index_S.tolist()],
             self.clipped_S[index_S],
             None if token_logps_SC is None else token_logps_SC[index_S, : sequences.own_SC.shape[1]],
-            None if self.entropy_S is None else self.entropy_S[index_S],
+            None if self.features is None else self.features.at(index_S),
         )
 
 
@@ -52,7 +53,7 @@ def join(blocks: Sequence[Rollouts]) -> Rollouts:
     sequences = Sequences.join([block.sequences for block in blocks])
     width = sequences.own_SC.shape[1]
     logps = [block.sampler_logps_SC for block in blocks if block.sampler_logps_SC is not None]
-    entropies = [block.entropy_S for block in blocks if block.entropy_S is not None]
+    features = [block.features for block in blocks if block.features is not None]
     return Rollouts(
         sequences,
         [text for block in blocks for text in block.completions],
@@ -60,7 +61,7 @@ def join(blocks: Sequence[Rollouts]) -> Rollouts:
         torch.cat([pad(token_logps_SC, (0, width - token_logps_SC.shape[1])) for token_logps_SC in logps])
         if logps
         else None,
-        torch.cat(entropies) if entropies else None,
+        Features.join(features) if features else None,
     )
 
 

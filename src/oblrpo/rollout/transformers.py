@@ -13,8 +13,9 @@ from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.saving import own_settings_aside
-from oblrpo.rollout.decode import Draw, applies, cache_name, decode
+from oblrpo.rollout.decode import Draw, Drawn, applies, cache_name, decode
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
+from oblrpo.scores import Features
 
 CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
 """What `generate` calls the keys and values that it takes; its own signature does not show it."""
@@ -29,7 +30,7 @@ class TransformersSampler:
 
     policy: Policy
     logps: bool = False
-    entropy: bool = False
+    features: bool = False
 
     def sample(
         self,
@@ -41,7 +42,7 @@ class TransformersSampler:
     ) -> Rollouts:
         """Return completions as the function `sample` does."""
         return sample(
-            self.policy, prompts, num_generations, max_completion_length, temperature, top_p, self.logps, self.entropy
+            self.policy, prompts, num_generations, max_completion_length, temperature, top_p, self.logps, self.features
         )
 
     def sync(self, policy: Policy) -> None:
@@ -58,57 +59,57 @@ def sample(
     temperature: float,
     top_p: float = 1.0,
     logps: bool = False,
-    entropy: bool = False,
+    features: bool = False,
 ) -> Rollouts:
     """Return G completions of every prompt from softmax(logits / temperature), by torch's global random state.
 
     Prompts are read once for their group. Where `decode.applies`, rows that have ended are read no further; other
     models go by `generate`, in which every row runs until the last has ended. Temperature 0 always takes the most
-    probable token; training leaves `top_p` at 1, where the policy is the whole distribution. `logps` and `entropy` are
-    kept where they are wanted, the entropy by our own loop alone.
+    probable token, of which there are no features; training leaves `top_p` at 1, where the policy is the whole
+    distribution. `logps` and `features` are kept where they are wanted.
     """
     prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
-    drawn = entropy_S = None
+    draw, drawn = Draw(temperature, top_p, features), None
     if applies(policy.model):
-        pad, draw = policy.pad_token, Draw(temperature, top_p, entropy)
+        ends, pad = policy.end_tokens, policy.pad_token
         with policy.arithmetic():
-            drawn = decode(
-                policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
-            )
+            drawn = decode(policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, ends, pad, draw)
     if drawn is None:
-        completion_SC, token_logps_SC = _by_generate(
-            policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps
-        )
-    else:
-        completion_SC, token_logps_SC = drawn.next_token_S, drawn.logp_S
+        record = _Record(draw) if temperature and (logps or features) else None
+        drawn = _by_generate(policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, draw, record)
+    completion_SC, token_logps_SC, entropy_SC, logit_norm2_SC = drawn
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
-    if drawn is not None and drawn.entropy_S is not None:
-        entropy_S = drawn.entropy_S.masked_fill(mask_SC == 0, 0).sum(1)
+    of_draws = None
+    if entropy_SC is not None and logit_norm2_SC is not None:
+        of_draws = Features.from_tokens(logit_norm2_SC, token_logps_SC, entropy_SC, mask_SC)
     prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(num_generations, 0) for values in (prompt_PQ, mask_PQ))
     return Rollouts(
         Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC),
         texts_of(policy, completion_SC, mask_SC),
         ~ended_SC.any(1),
         token_logps_SC if logps else None,
-        entropy_S,
+        of_draws,
     )
 
 
 def _by_generate(
-    policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int,
-    temperature: float, top_p: float, logps: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return completions, (S, C), and with `logps` their log-probabilities by token; rows run until all have ended."""
+    policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int, draw: Draw,
+    record: "_Record | None",
+) -> Drawn:  # fmt: skip
+    """Return completions with the recorded figures of their draws by token, (S, C) each; rows run until all have ended.
+
+    Without a record their log-probabilities are 0.
+    """
     prompt_SQ, mask_SQ = (values.repeat_interleave(num_generations, 0) for values in (prompt_PQ, mask_PQ))
+    temperature = draw.temperature
     settings = GenerationConfig(
-        **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
+        **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": draw.top_p} if temperature else {}),
         max_new_tokens=max_completion_length,
         eos_token_id=policy.end_tokens,
         pad_token_id=policy.pad_token,
     )
-    record = _Record(temperature)
-    further: dict[str, Any] = {"logits_processor": LogitsProcessorList([record])} if logps else {}
+    further: dict[str, Any] = {} if record is None else {"logits_processor": LogitsProcessorList([record])}
     with own_settings_aside(policy.model), policy.arithmetic():
         if num_generations > 1:
             further[CACHE] = _read_once(policy.model, prompt_PQ, mask_PQ, num_generations, settings.pad_token_id)
@@ -121,7 +122,9 @@ def _by_generate(
                 raise
             raise DivergedError("the policy's probabilities are NaN; lower learning_rate.") from None
     completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
-    return completion_SC, record.logps(completion_SC) if logps else None
+    if record is None:
+        return Drawn(completion_SC, torch.zeros_like(completion_SC, dtype=torch.float32))
+    return record.drawn(completion_SC)
 
 
 def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:
@@ -159,24 +162,25 @@ def _is_kept(layer: Any) -> bool:
 
 
 class _Record(LogitsProcessor):  # type: ignore[misc]
-    """Records the log-probability of each drawn token: sees the logits before a draw, and the token one call later."""
+    """Records the figures of each drawn token: sees the logits before a draw, and the token one call later."""
 
-    def __init__(self, temperature: float) -> None:
-        self.temperature = temperature
-        self._before: list[Tensor] = []
-        self._logps_S: list[Tensor] = []
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self._before: tuple[Tensor, Tensor] | None = None
+        self._drawn: list[Drawn] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take note of the logits for the next token and return them as they are."""
         self._record(input_ids[:, -1])
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        self._before = [(scores.to(wide) / self.temperature).log_softmax(-1)]
+        self._before = self.draw.distribution(scores)
         return scores
 
-    def logps(self, completion_SC: Tensor) -> Tensor:
-        """Return the log-probabilities of the drawn tokens, (S, C)."""
+    def drawn(self, completion_SC: Tensor) -> Drawn:
+        """Return the completions with the figures of their tokens, (S, C) each."""
         self._record(completion_SC[:, -1])
-        return torch.stack(self._logps_S, 1)
+        figures = zip(*self._drawn, strict=True)
+        return Drawn(*(torch.stack(values, 1) for values in figures if values[0] is not None))
 
     def _record(self, drawn_S: Tensor) -> None:
-        self._logps_S += [logp_SV.gather(1, drawn_S[:, None])[:, 0] for logp_SV in self._before]
+        if self._before is not None:
+            self._drawn.append(self.draw.figures(drawn_S, *self._before))
