@@ -80,6 +80,11 @@ def plain_shrunk(groups, p, own):
     return top / (sum(o.weight for o in rest) + pull)
 
 
+def plain_lazy(groups, p, own):
+    rewards = {o.reward for o in rest_of(groups[p], own)}
+    return rewards.pop() if len(rewards) == 1 else plain_shrunk(groups, p, own)
+
+
 FORMULAS = {
     "none": lambda groups, p, own: 0.0,
     "mean": lambda groups, p, own: weighted(groups[p], lambda o: 1),
@@ -90,6 +95,8 @@ FORMULAS = {
     "js": plain_js,
     "oblr": lambda groups, p, own: weighted(rest_of(groups[p], own), lambda o: o.weight),
     "oblr_shrunk": plain_shrunk,
+    "oblr_lazy": plain_lazy,
+    "oblr_thrifty": plain_lazy,
     "opo": lambda groups, p, own: weighted(groups[p], lambda o: o.length),
     "eob": lambda groups, p, own: weighted(groups[p], lambda o: o.weight),
     "vcpo": lambda groups, p, own: weighted(groups[p], lambda o: o.weight),

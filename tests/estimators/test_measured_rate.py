@@ -11,9 +11,8 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import SCHEDULES, Moments, SNRSchedule
-from oblrpo.estimators.measured_rate import BEGIN, NEW, TOO_FAR, TREND, UPDATE
+from oblrpo.estimators.measured_rate import BEGIN, FIRST, NEW, TOO_FAR, TREND, UPDATE
 from oblrpo.estimators.measuring import mean_kl
-from oblrpo.estimators.slope import FIRST
 from tests.estimators.nats import quadratic
 
 BATCH = Moments(signal2=2.0, trace_cov=8.0, n=4)

@@ -1,5 +1,6 @@
 """Signal and noise from squared norms, and the metric of optimizers that divide by past gradients."""
 
+import itertools
 import math
 
 import pytest
@@ -149,3 +150,41 @@ def test_squared_norm():
     assert estimators.squared_norm([a, b]) == pytest.approx(25)
     a.grad = torch.full((2,), 1e25)
     assert estimators.squared_norm([a]) == pytest.approx(2e50)  # more than float32 holds
+
+
+@pytest.mark.parametrize("halves", [(1, 1), (2, 1), (2, 2)])
+def test_halves_are_unbiased_by_exact_enumeration(halves):
+    """Every batch from a small population of gradients, drawn with replacement; the noise is that of one gradient."""
+    torch.manual_seed(2)
+    gradients = torch.randn(3, 4, dtype=torch.float64) + 0.3
+    mean, n = gradients.mean(0), sum(halves)
+    found = []
+    for index in itertools.product(range(3), repeat=n):
+        drawn = gradients[list(index)] / n
+        first, second = drawn[: halves[0]].sum(0), drawn[halves[0] :].sum(0)
+        found.append(
+            estimators.moments_of_halves(float(first @ second), float((first + second).square().sum()), halves)
+        )
+    signal2, trace_cov = (sum(getattr(m, name) for m in found) / len(found) for name in ("signal2", "trace_cov"))
+    assert signal2 == pytest.approx(float(mean.square().sum()), rel=1e-12)
+    assert trace_cov == pytest.approx(float((gradients - mean).square().sum(1).mean()), rel=1e-12)
+    assert {m.n for m in found} == {n}
+    if halves[0] == halves[1]:
+        assert min(m.trace_cov for m in found) >= -1e-12
+
+
+def test_halves_of_two_prompts_are_all_pairs():
+    gradients = torch.tensor([[3.0, 0.0], [1.0, 2.0]])
+    mean = gradients.mean(0)
+    halves = estimators.moments_of_halves(float(gradients[0] @ gradients[1]) / 4, float(mean @ mean), (1, 1))
+    pairs = estimators.moments(gradients.square().sum(1), float(mean @ mean))
+    assert halves.signal2 == pytest.approx(pairs.signal2)
+    assert halves.trace_cov == pytest.approx(pairs.trace_cov)
+
+
+@pytest.mark.parametrize(
+    "given", [(0.0, 1.0, (2, 0)), (math.nan, 1.0, (1, 1)), (0.0, math.inf, (1, 1)), (0.0, -1.0, (1, 1))]
+)
+def test_what_are_no_halves_is_refused(given):
+    with pytest.raises(ValueError, match="give no moments"):
+        estimators.moments_of_halves(*given)

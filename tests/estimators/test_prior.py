@@ -1,13 +1,14 @@
 """What other prompts and earlier steps say, by brute force; the strength is chosen from the past only."""
 
 import copy
+import math
 
 import pytest
 import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import Prior
-from oblrpo.estimators.prior import STRENGTHS, mean_of_others, sum_of_others
+from oblrpo.estimators.baselines import STRENGTHS, least_and_most_of_others, mean_of_others, sum_of_others
 
 MASK_PG = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 0], [0, 1, 0]]).double()
 
@@ -212,6 +213,39 @@ def test_a_state_of_other_strengths_is_refused():
     state = Prior().state_dict() | {"risk": torch.zeros(3)}
     with pytest.raises(ValueError, match="saved with 3 strengths, here are 10"):
         Prior().load_state_dict(state)
+
+
+def test_the_least_and_greatest_of_others():
+    values_PG = torch.tensor([[1.0, 2.0, 0.1, 2.0], [0.1, 0.3, 0.1, 0.1], [5.0, 1.0, 1.0, 9.0]], dtype=torch.float64)
+    valid_PG = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 0, 0]])
+    low_PG, high_PG = least_and_most_of_others(values_PG, valid_PG)
+    assert low_PG.tolist()[0] == [0.1, 0.1, 1.0, 0.1]
+    assert high_PG.tolist()[0] == [2.0, 2.0, 2.0, 2.0]
+    assert [low_PG[1].tolist(), high_PG[1].tolist()] == [[0.1] * 4] * 2
+    assert [low_PG[2].tolist()[0], high_PG[2].tolist()[0]] == [math.inf, -math.inf]
+
+
+def ties(*norms, shares=(0.5, 0.75, 0.75, 1.0)):
+    """m and the shares trained of every form, the laziest first."""
+    return torch.tensor(norms, dtype=torch.float64), torch.tensor(shares, dtype=torch.float64)
+
+
+def test_the_form_is_taken_that_costs_least():
+    """Noise times cost, 1 for sampling and 3 for training, by all looks so far; a look counts as much as the next."""
+    prior = Prior(memory=0.5)
+    assert prior.current_lazy == (True, True)
+    prior.observe_ties(*ties(1.0, 0.9, 0.9, 0.6))  # 2.5, 2.925, 2.925 and 2.4
+    assert prior.current_lazy == (False, False)
+    prior.observe_ties(*ties(0.0, 0.0, 0.0, 0.0))  # no gradient at all
+    assert prior.current_lazy == (False, False)
+    prior.observe_ties(*ties(1e-6, 0.9e-6, 0.6e-6, 0.7e-6))  # gradients a thousandth as long: 2.5, 2.9, 1.95, 2.8
+    assert prior.current_lazy == (False, True)
+    resumed, fresh = Prior(memory=0.5), Prior(memory=0.5)
+    resumed.load_state_dict(prior.state_dict())
+    for each in (resumed, fresh):
+        each.observe_ties(*ties(1.0, 0.9, 0.775, 0.7))  # 2.5, 2.93, 2.52 and 2.8: the past decides
+    assert [resumed.current_lazy, fresh.current_lazy] == [(False, True), (True, True)]
+    assert Prior(lazy=(False, True)).current_lazy == (False, True)
 
 
 def test_sums_and_means_of_others():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from oblrpo.estimators import SNRSchedule
+from oblrpo.estimators.measured_rate import FIRST, LEAST, MEMORY, OUTLIER, Slope
 from oblrpo.estimators.moments import inner, moments
-from oblrpo.estimators.slope import FIRST, LEAST, MEMORY, OUTLIER, Slope
 
 
 def lengths(slope, curvature, P=16, steps=2000, seed=0, unit=1.0, outliers=()):

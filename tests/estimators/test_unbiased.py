@@ -7,6 +7,7 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import BASELINES, Prior
+from oblrpo.estimators.baselines import TIES
 from oblrpo.tables.baselines import UNBIASED
 from tests.estimators.bandits import OTHER_THETA, THETA, bandit
 
@@ -89,7 +90,7 @@ def test_the_check_for_users_says_the_same(name):
 
 
 def test_the_table_claims_what_its_authors_do():
-    assert UNBIASED == ("none", "rloo", "js", "oblr", "oblr_shrunk")
+    assert UNBIASED == ("none", "rloo", "js", "oblr", "oblr_shrunk", "oblr_lazy", "oblr_thrifty")
     biased = ["mean", "grpo", "dr_grpo", "reinforce_pp", "opo", "otb", "eob", "vcpo"]
     assert biased == BIASED
 
@@ -193,7 +194,7 @@ def test_rho_enters_as_a_factor_of_the_squared_norm_or_not_at_all(name):
     plain = estimators.baseline(name, **inputs, prior=prior)
     got = estimators.baseline(name, **inputs, rho_PG=rho_PG, prior=prior)
     by_hand = inputs | {"norm2_PG": inputs["norm2_PG"] * rho_PG.square()}
-    assert BASELINES[name].off_policy == (name in {"oblr", "oblr_shrunk", "vcpo"})
+    assert BASELINES[name].off_policy == (name in {"oblr", "oblr_shrunk", "oblr_lazy", "oblr_thrifty", "vcpo"})
     if BASELINES[name].off_policy:
         torch.testing.assert_close(got, estimators.baseline(name, **by_hand, prior=prior), rtol=0, atol=0)
         assert not torch.equal(got, plain)
@@ -227,3 +228,80 @@ def test_asking_for_a_baseline_teaches_the_prior_nothing():
     before = copy.deepcopy(prior.state_dict())
     estimators.baseline("oblr_shrunk", torch.rand(2, 3), norm2_PG=torch.rand(2, 3), prior=prior)
     assert all(torch.equal(before[key], value) for key, value in prior.state_dict().items())
+
+
+def proxied(policy, index_PG, which):
+    """Weights of outputs: a proxy that knows the output alone; exact for the first prompt; one that sees a sibling."""
+    exact_PG = policy.outputs(index_PG)[1]["norm2_PG"]
+    rough_PG = torch.tensor([0.7, 2.9, 0.2], dtype=torch.float64)[index_PG] + 0.1 * policy.outputs(index_PG)[0].exp()
+    if which == "looked at":
+        return torch.cat([exact_PG[:1], rough_PG[1:]])
+    return rough_PG * (1 + index_PG.roll(1, 1)) if which == "looks at a sibling" else rough_PG
+
+
+def mean_gradient_by_weights(name, policy, G, prior, which):
+    """E[g] over every batch, with rewards of 0 and 1 so that different siblings agree."""
+    mean = 0.0
+    for index_PG, probability in policy.batches(G):
+        rewards_PG, _ = policy.outputs(index_PG)
+        b_PG = estimators.baseline(name, rewards_PG, norm2_PG=proxied(policy, index_PG, which), prior=prior)
+        mean = mean + probability * policy.gradient(index_PG, rewards_PG - b_PG)
+    return mean
+
+
+def binary_bandit(outputs, seed):
+    policy = bandit(2, outputs, seed)
+    policy.reward_PA = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]], dtype=torch.float64)[:, :outputs]
+    return policy
+
+
+def after_looks(lazy):
+    prior = remembering(2.0)
+    prior.observe_ties(torch.tensor([1.0 if form == lazy else 5.0 for form in TIES]), torch.ones(len(TIES)))
+    assert prior.current_lazy == lazy
+    return prior
+
+
+@pytest.mark.parametrize("which", ["proxy", "looked at"])
+@pytest.mark.parametrize("lazy", TIES)
+@pytest.mark.parametrize(("G", "outputs"), [(2, 3), (3, 3), (4, 2)])
+@pytest.mark.parametrize("name", ["oblr", "oblr_shrunk", "oblr_lazy", "oblr_thrifty"])
+def test_any_weight_of_the_output_alone_leaves_no_bias(name, G, outputs, lazy, which):
+    policy = binary_bandit(outputs, seed=G)
+    mean = mean_gradient_by_weights(name, policy, G, after_looks(lazy), which)
+    assert is_exact(mean, policy.true_gradient())
+
+
+@pytest.mark.parametrize("name", ["oblr", "oblr_shrunk", "oblr_lazy", "oblr_thrifty"])
+def test_a_weight_that_looks_at_a_sibling_is_biased(name):
+    policy = binary_bandit(3, seed=3)
+    mean = mean_gradient_by_weights(name, policy, 3, after_looks((True, True)), "looks at a sibling")
+    assert not torch.allclose(mean, policy.true_gradient(), rtol=0, atol=1e-4)
+
+
+def test_siblings_that_agree_are_the_baseline_bit_by_bit():
+    """So an output that earned the same has the advantage 0 exactly; a lone one is shrunk all the way."""
+    rewards_PG = torch.tensor([[0.1, 0.1, 0.1], [0.3, 0.1, 0.1], [0.7, 0.2, 0.1], [0.9, 0.0, 0.0]])
+    valid_PG = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 0, 0]])
+    inputs = {"norm2_PG": torch.rand(4, 3) + 0.1, "valid_PG": valid_PG}
+    shrunk_PG = estimators.baseline("oblr_shrunk", rewards_PG, **inputs, prior=after_looks((True, True)))
+    for name, lazy in (("oblr_lazy", (False, False)), ("oblr_thrifty", (True, True))):
+        b_PG = estimators.baseline(name, rewards_PG, **inputs, prior=after_looks(lazy))
+        assert [b_PG[0].tolist(), b_PG[1, 0]] == [rewards_PG[0].tolist(), rewards_PG[1, 1]]
+        assert torch.equal(b_PG[1, 1:], shrunk_PG[1, 1:])
+        assert torch.equal(b_PG[2:], shrunk_PG[2:])
+    thrifty_PG = estimators.baseline("oblr_thrifty", rewards_PG, **inputs, prior=after_looks((False, False)))
+    assert torch.equal(thrifty_PG, shrunk_PG)
+    assert not torch.equal(thrifty_PG[0], rewards_PG[0])
+
+
+def test_ties_may_be_broken_for_low_rewards_alone():
+    """Low: at most what other prompts' outputs earn."""
+    rewards_PG = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.5]])
+    inputs = {"norm2_PG": torch.rand(3, 3) + 0.1}
+    shrunk_PG = estimators.baseline("oblr_shrunk", rewards_PG, **inputs, prior=remembering(2.0))
+    for lazy in TIES:
+        b_PG = estimators.baseline("oblr_thrifty", rewards_PG, **inputs, prior=after_looks(lazy))
+        for row, is_lazy in enumerate(lazy):
+            assert torch.equal(b_PG[row], rewards_PG[row] if is_lazy else shrunk_PG[row])
+        assert torch.equal(b_PG[2], shrunk_PG[2])

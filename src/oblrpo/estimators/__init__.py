@@ -2,6 +2,7 @@
 
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS, advantages, differ, headroom
 from oblrpo.estimators.baselines import (
+    Prior,
     baseline,
     baseline_inputs,
     depends_on_own_output,
@@ -10,8 +11,15 @@ from oblrpo.estimators.baselines import (
 )
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
-from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, own_norm2, squared_norm
-from oblrpo.estimators.prior import Prior
+from oblrpo.estimators.moments import (
+    Moments,
+    group_norm2,
+    kappa,
+    moments,
+    moments_of_halves,
+    own_norm2,
+    squared_norm,
+)
 from oblrpo.estimators.ratios import ratio_weights
 from oblrpo.estimators.schedule import SNRSchedule
 from oblrpo.tables.algorithms import RATIOS, SCHEDULES, Bounds, Ratio
@@ -43,6 +51,7 @@ __all__ = [
     "kl_in_reward",
     "ledger",
     "moments",
+    "moments_of_halves",
     "own_norm2",
     "ratio_weights",
     "register_baseline",

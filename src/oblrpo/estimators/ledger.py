@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.advantages import NORMALISATIONS, advantages
-from oblrpo.estimators.baselines import baseline
+from oblrpo.estimators.baselines import Prior, baseline
 from oblrpo.estimators.moments import own_norm2
-from oblrpo.estimators.prior import Prior
 from oblrpo.tables.baselines import BASELINES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oblrpo.estimators.prior import mean_of_others
+from oblrpo.estimators.baselines import mean_of_others
 
 
 @dataclass(frozen=True)
@@ -177,25 +177,66 @@ def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
     return (norm2_PG[high_PG].mean() / norm2_PG[~high_PG].mean()).item()
 
 
+def moments_of_halves(inner2: float, norm2: float, prompts: tuple[int, int]) -> Moments:
+    """Unbiased moments from the two halves of a batch, of N = n + m prompts, whose gradients were taken one by one.
+
+    With g = (1/N) sum_i g_i = A + B, the sums over either half: E <A, B> = (n m / N^2) ||grad J||^2, because the halves
+    are independent, and E||g||^2 = ||grad J||^2 + tr H / N. So S = N^2 / (n m) <A, B> and T = N (||g||^2 - S). No norm
+    of a prompt's own gradient is needed. Halves of one size never give a T below 0, and S has twice the variance that
+    it has from all pairs of prompts. As in `moments`, what rounding alone would make of it is 0.
+
+    Args:
+        inner2: <A, B>.
+        norm2: ||g||^2, before any clipping.
+        prompts: how many prompts each half has, at least 1.
+
+    Raises:
+        ValueError: a number is NaN or infinite, the norm negative, or a half empty.
+    """
+    n, m = prompts
+    if min(n, m) < 1 or not math.isfinite(inner2) or not math.isfinite(norm2) or norm2 < 0:
+        raise ValueError(f"halves of {n} and {m} prompts, <A, B> = {inner2:g} and ||g||^2 = {norm2:g} give no moments.")
+    signal2 = (n + m) ** 2 / (n * m) * inner2
+    return Moments(signal2 if abs(signal2) > 1e-6 * norm2 else 0.0, (n + m) * (norm2 - signal2), n + m)
+
+
 def squared_norm(parameters: list[torch.nn.Parameter]) -> float:
-    """The squared norm of these parameters' `.grad`: || g ||^2, summed in float64.
+    """The squared norm of these parameters' `.grad`: || g ||^2.
 
     Gradients sharded over ranks (FSDP2) are summed over those; every rank must call.
     """
     return inner((p.grad, p.grad) for p in parameters if p.grad is not None)
 
 
-def inner(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """The inner product of two lists of tensors, given as pairs of equal shapes: sum_i x_i'y_i, in float64.
+BLOCK = 4096
+"""How many products are summed in float32; sums of blocks are in float64."""
+SAFE = 1e-20, 1e30
+"""The size of an inner product in which no product that counts has left float32's range."""
 
-    Tensors sharded over ranks (FSDP2) are summed over those; every rank must call.
+
+def inner(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The inner product of two lists of tensors, given as pairs of equal shapes: sum_i x_i'y_i.
+
+    Products are summed in float64 where float32 cannot hold them. Tensors sharded over ranks (FSDP2) are summed over
+    those; every rank must call.
     """
+    pairs = list(pairs)
+    total = _inner(pairs, torch.float32)
+    return total if SAFE[0] < abs(total) < SAFE[1] else _inner(pairs, torch.float64)
+
+
+def _inner(pairs: list[tuple[Tensor, Tensor]], least: torch.dtype) -> float:
     by_layout: dict[Any, list[Tensor]] = {}  # by the mesh and the axes over which the ranks' shares add up
     for x, y in pairs:
-        product = x.to(torch.float64, copy=True).mul_(y)
-        sharded: Any = product if hasattr(product, "to_local") else None
+        sharded: Any = x if hasattr(x, "to_local") else None
         layout = None if sharded is None else (sharded.device_mesh, sharded.placements)
-        by_layout.setdefault(layout, []).append((product if sharded is None else sharded.to_local()).sum())
+        x, y = (each.to_local() if hasattr(each, "to_local") else each for each in (x, y))
+        wide = torch.promote_types(torch.promote_types(x.dtype, y.dtype), least)
+        x_N, y_N = (each.reshape(-1).to(wide) for each in (x, y))
+        whole = len(x_N) - len(x_N) % BLOCK
+        blocks_K = torch.linalg.vecdot(x_N[:whole].view(-1, BLOCK), y_N[:whole].view(-1, BLOCK))
+        share = blocks_K.double().sum() + torch.dot(x_N[whole:], y_N[whole:]).double()
+        by_layout.setdefault(layout, []).append(share)
     total = 0.0
     for layout, shares in by_layout.items():
         share = torch.stack(shares).sum()

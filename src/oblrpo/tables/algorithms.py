@@ -67,11 +67,13 @@ class Schedule:
     measures_updates: bool = False
     """Whether it sets the rate itself, from how far each update has moved the policy: `SNRSchedule.confine` has to be
     called after every one."""
+    needs_moments: bool = False
+    """Whether its factor is made of signal and noise of every step, so that every step has to be looked at."""
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "debiased": Schedule("signal-to-noise ratio, theorem 4 with unbiased estimates"),
-    "plugin": Schedule("the same, biased: the paper read literally"),
+    "debiased": Schedule("signal-to-noise ratio, theorem 4 with unbiased estimates", needs_moments=True),
+    "plugin": Schedule("the same, biased: the paper read literally", needs_moments=True),
     "auto": Schedule("measured from `learning_rate` on, as long as the next gradients say that steps should be",
                      memory=0.97, state_bytes_per_parameter=2, measures_updates=True),
     "kl": Schedule("measured from `learning_rate` on, towards a KL per update", nats=0.02, measures_updates=True),
@@ -126,6 +128,8 @@ class Algorithm:
 ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),
     "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="auto", ratio="ppo"),
+    "oblrpo_lazy": Algorithm("oblr_lazy", schedule="auto", ratio="ppo"),
+    "oblrpo_thrifty": Algorithm("oblr_thrifty", schedule="auto", ratio="ppo"),
     "rloo": Algorithm("rloo"),
     "grpo": Algorithm("grpo", "group_std", "sequence_mean", ratio="ppo"),
     "dr_grpo": Algorithm("dr_grpo", weighting="constant", ratio="ppo"),

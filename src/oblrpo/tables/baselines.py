@@ -66,6 +66,14 @@ BASELINES: dict[str, Baseline] = {
         "The baseline `oblr` shrunk towards what other prompts and earlier steps say (`Prior`).",
         True, "derived here", needs=("norm2_PG", "prior"), off_policy=True, learns_from_ties=True,
     ),
+    "oblr_lazy": Baseline(
+        "The reward of the group's other outputs, where all of them earned the same; elsewhere that of `oblr_shrunk`.",
+        True, "derived here", needs=("norm2_PG", "prior"), off_policy=True,
+    ),
+    "oblr_thrifty": Baseline(
+        "`oblr_lazy` for low, high or all rewards, as far as earlier steps say that it costs less; else `oblr_shrunk`.",
+        True, "derived here", needs=("norm2_PG", "prior"), off_policy=True,
+    ),
     "opo": Baseline(
         "The mean reward of the group weighted by lengths T, in-sample: b_j = sum T F / sum T.",
         False, "Hao et al. 2025, arXiv 2505.23585", needs=("length_PG",), smallest_group=2,

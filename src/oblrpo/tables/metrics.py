@@ -94,13 +94,14 @@ METRICS = (
     Metric("completions/masked_ratio", "share of completions whose reward is missing: they are left out of all that "
            "rewards enter", trl=ADDED),
     Metric("completions/trained_ratio", "share of completions that went through the model a second time, for the "
-           "gradient; below 1 where advantages are 0 ([which completions are trained on](selection.md))"),
+           "gradient: those whose advantage is not 0 ([which completions are trained on](selection.md))"),
     Metric("num_gen_batches", "batches of prompts that were sampled for the step. `reward`, those that begin "
            "with `reward_`, `frac_reward_zero_std` and `completions/masked_ratio` are then of all that was sampled, "
            "the others of what was trained on", when="with [`--dynamic-sampling`](selection.md#dynamic-sampling)"),
     Metric("frac_prompts_masked", "share of prompts that took no part in the update, because too few of their "
            "completions have a reward; 1: no update was made, and its metrics are `null`"),
-    Metric("entropy", "of the sampling distribution, mean over completion tokens", "nats", trl=TRL,
+    Metric("entropy", "of the distributions that completion tokens were drawn from, mean over tokens, as the sampler "
+           "tells it", "nats", trl=TRL,
            verl="actor/entropy",
            others="entropy_loss policy_entropy approx_entropy objective/entropy"),
     Metric("kl", "mean of log(pi / pi_ref) over the completions' tokens, before the step's first update; [the penalty]"
@@ -137,11 +138,11 @@ METRICS = (
            verl="actor/lr_used", others="lr actor_lr act_lr policy_lr lr-pg_0"),
     Metric("lr_factor", "`learning_rate` over the optimizer's own rate eta_0: warm-up and schedule",
            trl=ADDED, verl="actor/lr_factor"),
-    Metric("signal2", "this batch's estimate of the squared norm of the true gradient, unbiased where prompts do not "
-           "share a baseline ([otherwise](baselines.md#the-ledger) a little too high); may be negative by chance",
-           "grad²", trl=ADDED, verl="actor/signal2"),
-    Metric("trace_cov", "this batch's unbiased estimate of N times the variance of its gradient: tr H, the variance of "
-           "one prompt's, but where [prompts can be counted](noise.md#where-prompts-can-be-counted)", "grad²",
+    Metric("signal2", "this batch's estimate of the squared norm of the true gradient, [from its two halves]"
+           "(noise.md#what-we-print): unbiased, but a little too high where prompts share a baseline; may be negative "
+           "by chance", "grad²", trl=ADDED, verl="actor/signal2"),
+    Metric("trace_cov", "this batch's estimate of N times the variance of its gradient: tr H, the variance "
+           "of one prompt's, but where [prompts can be counted](noise.md#where-prompts-can-be-counted)", "grad²",
            trl=ADDED, verl="actor/trace_cov"),
     Metric("snr", "signal over noise of one prompt, [averaged over the policies of the last steps]"
            "(noise.md#what-is-averaged); 0 in a step without a gradient", trl=ADDED, verl="actor/snr"),
@@ -152,14 +153,14 @@ METRICS = (
     Metric("critical_batch_size", "1 / SNR, of the same policies: the batch size at which half of the gradient's "
            "squared length is noise", "prompts", trl=ADDED, verl="actor/critical_batch_size"),
     Metric("score_norm2/mean", r"mean of w, the squared norm of grad log pi(o\|q) over all trained parameters, over "
-           "the completions that count", when="in steps that take score norms", trl=ADDED,
+           "the completions that were looked at", when="in steps that look", trl=ADDED,
            verl="critic/score_norm2/mean"),
     Metric("score_norm2/kappa", "mean w of the better-rewarded completions over that of the others",
-           when="in steps that take score norms", trl=ADDED, verl="critic/score_norm2/kappa"),
+           when="in steps that look", trl=ADDED, verl="critic/score_norm2/kappa"),
     Metric("score_norm2/agreement_length score_norm2/agreement_logit", "correlation of log proxy and log w within "
-           "prompts", when="every `calibration_steps` steps"),
+           "prompts", when="in steps that look"),
     Metric("score_norm2/agreement_calibrated", "the same of the calibrated proxy, before it has seen the batch",
-           when="every `calibration_steps` steps", trl=ADDED, verl="critic/score_norm2/agreement_calibrated"),
+           when="in steps that look", trl=ADDED, verl="critic/score_norm2/agreement_calibrated"),
     Metric("variance/NAME", "tr Cov of this batch's gradient, had its baseline been NAME (with the normalisation that "
            "goes with it)", "grad²", when="in steps of the [ledger](baselines.md#the-ledger)", trl=LEDGER,
            verl="critic/variance/NAME"),
@@ -179,8 +180,9 @@ METRICS = (
     Metric("step_kl_target", "how far the step was meant to move the policy; `auto` finds this from [the slope at the "
            "end of a step](learning_rate.md#the-slope-at-the-end-of-a-step)", "nats",
            when="with `--schedule auto` or `kl`", trl=ADDED, verl="actor/step_kl_target"),
-    Metric("sampling/sampling_logp_difference/mean", r"\|log pi - log sampler\| of a token, before the first update",
-           "nats", when="where the sampler reports log-probabilities ([sampling](sampling.md))", trl=TRL,
+    Metric("sampling/sampling_logp_difference/mean", r"\|log pi - log sampler\| of a token, before the first update, "
+           "over the completions that were trained on", "nats",
+           when="where the sampler reports log-probabilities ([sampling](sampling.md))", trl=TRL,
            others="mismatch_kl rollout_corr/log_ppl_abs_diff train_rollout_logprob_abs_diff gen_kl_error "
            "generation_kl_error"),
     Metric("sampling/sampling_logp_difference/max", "the largest of them", "nats", when="with it", trl=TRL),
@@ -202,9 +204,10 @@ METRICS = (
     Metric("num_tokens", "prompt and completion tokens trained on so far", "tokens", trl=TRL),
     Metric("step_time", "sampling, gradient, update, and evaluation where there was one; not the checkpoint", "s",
            trl=TRL),
-    Metric("time/sampling time/rewards time/training time/ledger time/evaluation time/files time/warm_start",
-           "what the time was spent on; `files` are completions, and the metrics and the checkpoint of the step before."
-           " The summary at a run's end has the shares of the total", "s"),
+    Metric("time/sampling time/rewards time/training time/looks time/evaluation time/files time/warm_start",
+           "what the time was spent on; `looks` take exact scores, for the ledger too; `files` are completions, and "
+           "the metrics and the checkpoint of the step before. The summary at a run's end has the shares of the "
+           "total", "s"),
 )  # fmt: skip
 
 ROW_OF = {key: metric for metric in METRICS for key in metric.keys.split()}
