@@ -143,7 +143,7 @@ def test_every_algorithm_has_a_section():
 def test_the_table_has_the_metrics_of_a_run_and_no_others(small_run, no_page, dense_reward, tmp_path):  # noqa: F811
     """Two steps that measure all there is; `warnings` come of what goes wrong, others of settings that are off here."""
     code, _, err = small_run(
-        sampler_correction="truncated", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto",
+        sampler_correction="truncated", steps=2, eval_steps=1, ledger_steps=1, schedule="auto",
         save_steps=0, beta=0.1, num_iterations=2, ratio="ppo",
     )  # fmt: skip
     assert code == 0, err

@@ -10,7 +10,8 @@ import torch
 
 from oblrpo.rollout import TransformersSampler
 from tests.cli.conftest import no_page, oblrpo, small_run
-from tests.trainer.learners import learner_of, samples_of
+from tests.scores.stay_double import StayDouble
+from tests.trainer.learners import learn, learner_of, samples_of
 
 __all__ = ["no_page", "oblrpo", "small_run"]
 
@@ -53,13 +54,23 @@ def test_a_run_on_summaries(small_run, tmp_path):
     assert all(row["prompt"].endswith("\nSummary:\n") and 0 <= row["reward"] <= 1 for row in rows)
 
 
+@pytest.fixture
+def stay_double():
+    """Norms and softmaxes of transformers go down to float32 without it."""
+    with StayDouble():
+        yield
+
+
 SPEC_ONE = importlib.util.spec_from_file_location("one_file", FOLDER.parent / "one_file.py")
 one_file = importlib.util.module_from_spec(SPEC_ONE)
 SPEC_ONE.loader.exec_module(one_file)
 
 
+@pytest.mark.usefixtures("stay_double")
 def test_one_file_makes_the_trainers_updates(tiny_policy):
     """The same samples move the same weights to the same place, in float64, over steps of the measured rate.
+
+    The trainer looks at all prompts in every step here, and takes its gradient plainly.
 
     In the third every reward is 1: nothing moves there, and nothing is remembered.
     """
@@ -73,7 +84,7 @@ def test_one_file_makes_the_trainers_updates(tiny_policy):
         rollouts = TransformersSampler(tiny_policy).sample(["a", "bc", "d=", "ab>c"], 4, 6, 1.0)
         rewards_PG = torch.rand(4, 4, dtype=torch.float64) * (torch.rand(4, 4) > 0.5)
         rewards_PG = torch.ones_like(rewards_PG) if step == 3 else rewards_PG
-        updates = learner.learn(samples_of(rollouts, rewards_PG), step).updates
+        updates = learn(learner, samples_of(rollouts, rewards_PG), step).updates
         sequences = rollouts.sequences
         rows = [
             [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
@@ -85,7 +96,7 @@ def test_one_file_makes_the_trainers_updates(tiny_policy):
         ids_ST, own_ST = one_file.rows(*rows)
         metrics = mine.step(ids_ST.clamp(max=tiny_policy.vocabulary - 1), own_ST.double(), rewards_PG)
         if step == 3:
-            assert (updates, metrics) == ([], {"learning_rate": 0.0})
+            assert (updates, metrics) == ((), {"learning_rate": 0.0})
         else:
             assert metrics["learning_rate"] == pytest.approx(updates[0].learning_rate, rel=1e-6)
             assert metrics["step_kl"] == pytest.approx(updates[0].kl, rel=1e-6)

@@ -24,12 +24,12 @@ def stays(place, call):
         time.sleep(0.3)
         return call(*arguments, **named)
     return staying
-import oblrpo.trainer.loop as loop, oblrpo.runs.folder as folder, oblrpo.trainer.learner as learner
+import oblrpo.trainer.loop as loop, oblrpo.runs.folder as folder, oblrpo.step.step as step
 """
 PLACES = {
     "model": "loop.policy_of = stays('model', loop.policy_of)\n",
     "warm": "loop.Trainer._warm_start = stays('warm', loop.Trainer._warm_start)\n",
-    "step": "learner.Learner.step = stays('step', learner.Learner.step)\n",
+    "step": "step.Learner.step = stays('step', step.Learner.step)\n",
     "save": "folder.write_sums = stays('save', folder.write_sums)\n",
 }
 

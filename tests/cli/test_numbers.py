@@ -4,10 +4,9 @@ import json
 import math
 
 import pytest
-import torch
 
+from oblrpo import estimators
 from oblrpo.runs import RunFolder
-from oblrpo.scores import ScoreTape
 from tests.cli.conftest import complained, metrics_of, weights_of
 
 pytestmark = pytest.mark.usefixtures("dense_reward")
@@ -18,14 +17,15 @@ def checkpoints(run):
 
 
 def break_gradients(patched, broken):
-    """Let the gradients of these steps (of one micro-batch each, counted from 1) be infinite."""
-    whole, calls = ScoreTape.accumulate, iter(range(1, 1000))
+    """Let the gradients of these steps, counted from 1, be infinite."""
+    whole, calls = estimators.squared_norm, iter(range(1, 1000))
 
-    def accumulate(tape, *args, **kwargs):
-        result = whole(tape, *args, **kwargs)
-        return torch.full_like(result, math.inf) if next(calls) in broken else result
+    def squared_norm(parameters):
+        if next(calls) in broken:
+            parameters[0].grad[:] = math.inf
+        return whole(parameters)
 
-    patched.setattr(ScoreTape, "accumulate", accumulate)
+    patched.setattr(estimators, "squared_norm", squared_norm)
 
 
 def test_steps_that_are_not_finite_are_skipped_and_counted_and_end_the_run(small_run, oblrpo, tmp_path, monkeypatch):
@@ -33,12 +33,12 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_end_the_run(small
     with monkeypatch.context() as patched:
         break_gradients(patched, {1, 3, 4})
         result = small_run(steps=4, eval_steps=0, ledger_steps=0)
-    complained(result, "the last 2 steps were skipped (a gradient of a prompt was NaN or infinite)", "step_4.jsonl")
+    complained(result, "the last 2 steps were skipped (a gradient was NaN or infinite)", "step_4.jsonl")
     assert "the last 2 steps were skipped" in (run / "failure.txt").read_text()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("skipped") for row in rows] == [None, 1, 0, 1, 1]
     assert [row["learning_rate"] == 0 for row in rows[1:]] == [True, False, True, True]
-    assert "NaN or infinite in step 1: gradient of a prompt." in rows[1]["warnings"][0]
+    assert "NaN or infinite in step 1: gradient." in rows[1]["warnings"][0]
     assert not any("warnings" in row for row in rows[3:])
     assert weights_of(run, 0) == weights_of(run, 1) != weights_of(run, 2) == weights_of(run, 3) == weights_of(run, 4)
     code, out, err = oblrpo("train", "--resume", "--output", run, "--steps", 6)

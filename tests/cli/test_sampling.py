@@ -37,7 +37,8 @@ def test_missing_rewards_are_left_out_and_told(small_run, oblrpo, tmp_path, algo
     rows = metrics_of(tmp_path / "run")
     assert [row.get("completions/masked_ratio") for row in rows[1:]] == pytest.approx([1 / 3, 1, 1 / 3, 1 / 3])
     assert [row["learning_rate"] > 0 for row in rows[1:]] == [True, False, True, True]
-    assert (rows[2]["reward"], rows[2]["grad_norm"], rows[2]["entropy"]) == (None, None, None)
+    assert (rows[2]["reward"], rows[2]["grad_norm"]) == (None, None)
+    assert rows[2]["entropy"] > 0  # of what was drawn
     (warning,) = [text for row in rows for text in row.get("warnings", [])]
     assert warning.startswith("rewards missing: 100% of the completions of 1 step have no reward. No update was made.")
     assert "No update was made" in out

@@ -11,7 +11,7 @@ import torch
 from lab.moving import __main__ as moving
 from lab.moving import outage, place
 from lab.moving.place import Place, drift, first_step, geometric_mean, load, step_kl, whole_steps
-from oblrpo.trainer.learner import Learner
+from oblrpo.step import Learner
 
 TINY = place.EXAMPLE | {
     "model_args": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, "prompts_per_step": 4,

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from lab.results.tables import along, rates_chosen, report, reported
 from lab.results.training import train_all
 from lab.results.tried import TRIED, InSteps, Unguided
 from oblrpo.estimators import Moments, SNRSchedule
+from oblrpo.estimators.measured_rate import FIRST
 from oblrpo.estimators.schedule import MEASURED_RATES
-from oblrpo.estimators.slope import FIRST
+from oblrpo.settings import TrainConfig, load_recipe, with_settings
 from oblrpo.tables.algorithms import SCHEDULES
+from oblrpo.trainer.setup import check
 
 TINY = Part(
     "tiny",
@@ -106,6 +109,24 @@ def test_how_soon_a_reward_is_reached(tmp_path):
     assert f"| theirs |  | {ratio:.2f} | {ratio:.2f} | 1 of 3 |" in text
 
 
+def test_a_part_without_a_search_may_say_how_soon_a_reward_is_reached(tmp_path):
+    part = replace(TINY, arms=(Arm("ours", {}, (1e-5,)), Arm("theirs", {}, (0.1,))))
+    book = Book(tmp_path / "tiny.csv")
+    for seed in (3, 4):
+        book.add(Run("a", 2, 4, "ours", "1e-05", seed), metrics(0.5))
+        book.add(Run("a", 2, 4, "theirs", "0.1", seed), metrics(0.5))
+    assert not any("To a mean reward" in table for table in results.report_of(part, book))
+    tables = "\n".join(results.report_of(replace(part, paced=True), book))
+    assert "| theirs | 0.1 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) | 2 of 2 |" in tables
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_the_settings_of_a_part_are_those_of_a_run(part):
+    for arm in part.arms:
+        settings = {name: value for name, value in {**part.settings, **arm.settings}.items() if name != "rule"}
+        check(with_settings(load_recipe("demo", TrainConfig()), settings, part.name))
+
+
 def test_accuracies_on_the_way(tmp_path):
     book = Book(tmp_path / "tiny.csv")
     for seed, end in ((3, 0.5), (4, 0.7)):
@@ -139,7 +160,7 @@ def test_a_run_is_made_and_noted(tmp_path):
     small = {"hidden_size": 16, "num_hidden_layers": 1}
     settings = {
         "model_args": small, "warm_start_steps": 0, "steps": 2, "prompts_per_step": 2, "num_generations": 2,
-        "learning_rate": 1e-5, "eval_prompts": 4, "ledger_steps": 0, "calibration_steps": 0, "rule": "in-steps",
+        "learning_rate": 1e-5, "eval_prompts": 4, "ledger_steps": 0, "rule": "in-steps",
     }  # fmt: skip
     for _ in range(2):
         train_all(book, {run: ("demo", settings)}, tmp_path / "runs", 1)

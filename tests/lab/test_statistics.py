@@ -118,7 +118,7 @@ def test_the_exponent_of_norms_that_grow_with_the_square_of_length():
 def test_score_norms_of_outputs_of_one_length(capsys):
     """No exponent, and nothing that a proxy by length could agree with."""
     ones_S, norm2_S = torch.ones(6), torch.tensor([1.0, 2, 3, 4, 5, 6])
-    drawn = Drawn(None, Features(4 * ones_S, norm2_S**2, ones_S, ones_S), norm2_S)
+    drawn = Drawn(None, Features(4 * ones_S, ones_S, ones_S, norm2_S**2), norm2_S)
     assert exponent([drawn], 2).startswith("Outputs of a prompt hardly differ")
     proxies([drawn, drawn], 2, drawn)
     printed = capsys.readouterr().out

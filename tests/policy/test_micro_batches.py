@@ -3,8 +3,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from oblrpo.policy.micro_batches import MicroBatches, of_like_length, rows_of
-from oblrpo.policy.sequences import Sequences, pad
+from oblrpo.policy.sequences import MicroBatches, Sequences, of_like_length, pad, rows_of
 
 G = 2
 

@@ -1,30 +1,25 @@
-"""Outputs whose advantage is 0 do not go through the model a second time, and nothing else changes."""
+"""Outputs whose advantage is 0 do not go through the model for the gradient, and nothing else changes."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
 
-from oblrpo.estimators import BASELINES
-from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
 from oblrpo.settings import ScoresConfig
-from oblrpo.tables.algorithms import ALGORITHMS
-from oblrpo.trainer import StepResult
+from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.trainer.loop import step_metrics
-from tests.trainer.learners import gradient_of, learner_of, samples_of
+from tests.trainer.learners import drawn, learn, learner_of, one_pass, samples_of
 
 P, G, LONGEST = 5, 3, 4
-UNWEIGHTED = [name for name, row in ALGORITHMS.items() if "norm2_PG" not in BASELINES[row.baseline].needs]
-AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo"}
-"""Baselines under which a prompt whose outputs have earned the same gives no gradient."""
+AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo", "oblr", "eob", "vcpo", "oblr_lazy", "oblr_thrifty"}
+"""Baselines under which a prompt whose outputs have earned the same gives no gradient, whatever they are weighed by."""
 
 
 @pytest.fixture
 def rollouts(tiny_policy):
     torch.manual_seed(1)
-    return TransformersSampler(tiny_policy, entropy=True).sample(["a", "bc", "d", "efg", "h"], G, LONGEST, 1.0)
+    return TransformersSampler(tiny_policy, features=True).sample(["a", "bc", "d", "efg", "h"], G, LONGEST, 1.0)
 
 
 @pytest.fixture
@@ -33,140 +28,135 @@ def rewards_PG():
     return torch.tensor([[0.3] * G, [1.0, 0.0, 0.0], [0.0] * G, [0.2, 0.7, 0.1], [1.0] * G])
 
 
-def pass_of(policy, algorithm, rollouts, rewards_PG, valid_PG=None, **settings):
-    """Gradient, moments and metrics of a step, and how many rows went through the model."""
-    learner = learner_of(policy, algorithm, schedule="off", **settings)
-    samples = samples_of(rollouts, rewards_PG, valid_PG)
-    policy.logps(rollouts.sequences)  # which looks, once, how the model's head can be used
-    rows: list[int] = []
+def grads(policy):
+    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in policy.parameters])
+
+
+def pass_of(policy, algorithm, rollouts, rewards_PG, valid_PG=None, look_steps=0, **settings):
+    """The gradient and metrics of a step that leaves the policy where it is, and how many rows go through the model."""
+    algorithm = ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm
+    algorithm = dataclasses.replace(algorithm, schedule="off")
+    learner = learner_of(
+        policy, algorithm, lr=0.0, scores=ScoresConfig(look_steps=look_steps, ledger_steps=0), **settings
+    )
+    samples = drawn(learner, samples_of(rollouts, rewards_PG, valid_PG))
+    gradients, rows, update = [], [], learner.update
+    learner.update = lambda *given: gradients.append(grads(policy)) or update(*given)
     counting = policy.model.base_model.register_forward_hook(lambda *seen: rows.append(len(seen[2][0])))
     try:
-        gradient = gradient_of(learner, samples, 1)
+        result = learner.learn(samples, 1)
     finally:
         counting.remove()
-    flat = torch.cat([p.grad.flatten() for p in policy.parameters])
-    return flat, step_metrics(1, StepResult(samples, [learner.update(gradient)]), 0), sum(rows), gradient
+    return gradients[0], step_metrics(1, result, 0), sum(rows), result
 
 
-def without_schedule(name):
-    return dataclasses.replace(ALGORITHMS[name], schedule="off")
+def of_all(policy, result):
+    """The gradient of the same coefficients, to which every output contributes."""
+    batch = result.updates[0].gradient.batch
+    advantages_PG = torch.where(batch.valid_PG, batch.rewards_PG - result.baseline_PG, 0)
+    coef_PG = -advantages_PG * batch.weight_PG / batch.divisor_PG / batch.count_P.clamp(min=1)[:, None] / batch.prompts
+    policy.model.zero_grad()
+    (coef_PG.flatten() * policy.logps(batch.sequences).logps_S).sum().backward()
+    return grads(policy)
 
 
 @pytest.mark.parametrize("prompts_per_micro_batch", [0, 2])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_gradient_moments_and_metrics_are_the_same(
-    tiny_policy, rollouts, rewards_PG, algorithm, prompts_per_micro_batch
-):
-    found = {}
-    before = [p.detach().clone() for p in tiny_policy.parameters]
-    for train_on in ("all", "exact"):
-        for p, kept in zip(tiny_policy.parameters, before, strict=True):
-            p.data.copy_(kept)
-        settings = {"train_on": train_on, "prompts_per_micro_batch": prompts_per_micro_batch}
-        found[train_on] = pass_of(tiny_policy, without_schedule(algorithm), rollouts, rewards_PG, **settings)
-    (flat, metrics, rows, whole), (skipped, others, fewer, part) = found["all"], found["exact"]
-    torch.testing.assert_close(skipped, flat, rtol=1e-6, atol=1e-6 * flat.abs().max().item())
-    share = others.pop("completions/trained_ratio")
-    assert metrics.pop("completions/trained_ratio") == 1
-    assert others == pytest.approx(metrics, rel=1e-5, abs=1e-6, nan_ok=True)
-    torch.testing.assert_close(part.baseline_PG, whole.baseline_PG, atol=1e-6, rtol=1e-6)
-    assert rows == P * G
+def test_the_gradient_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG, algorithm, prompts_per_micro_batch):
+    """And the entropy; only those that pull go through the model, under every baseline."""
+    settings = {"prompts_per_micro_batch": prompts_per_micro_batch}
+    flat, metrics, rows, result = pass_of(tiny_policy, algorithm, rollouts, rewards_PG, **settings)
+    expected = of_all(tiny_policy, result)
+    torch.testing.assert_close(flat, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+    assert metrics["grad_norm"] == pytest.approx(float(expected.norm()), rel=1e-6)
+    entropy = tiny_policy.logps(rollouts.sequences).features.entropy_S.sum() / rollouts.sequences.lengths_S.sum()
+    assert metrics["entropy"] == pytest.approx(float(entropy), rel=1e-5)
     earned = float((rewards_PG != 0).double().mean())
-    expected = 2 / 5 if ALGORITHMS[algorithm].baseline in AGREE else earned if algorithm == "reinforce" else 1
-    if algorithm in UNWEIGHTED:
-        assert (fewer, share) == (round(expected * P * G), pytest.approx(expected))
-    else:
-        assert (fewer, share) == (P * G, 1)
+    share = 2 / 5 if ALGORITHMS[algorithm].baseline in AGREE else earned if algorithm == "reinforce" else 1
+    assert (rows, metrics["completions/trained_ratio"]) == (round(share * P * G), pytest.approx(share))
 
 
 def test_where_nothing_pulls_the_step_has_no_gradient(tiny_policy, rollouts):
-    flat, metrics, rows, gradient = pass_of(tiny_policy, without_schedule("rloo"), rollouts, torch.ones(P, G))
+    """Prompts differ, but no output from its prompt's others."""
+    rewards_PG = torch.tensor([1.0, 0.0, 0.3, 1.0, 0.0])[:, None].expand(P, G)
+    flat, metrics, rows, result = pass_of(tiny_policy, "rloo", rollouts, rewards_PG)
     assert not flat.any()
-    assert (metrics["learning_rate"], gradient.norm2, rows) == (0, 0, 1)
-    assert math.isfinite(metrics["entropy"])
+    assert (metrics["learning_rate"], metrics["grad_norm"], rows) == (0, 0, 0)
+    assert metrics["completions/trained_ratio"] == 0
+    assert 0 < metrics["entropy"] < 6
+    assert result.updates[0].gradient.ess_ratio == 1
+
+
+def test_what_rounding_leaves_of_0_is_0(tiny_policy, rollouts, rewards_PG):
+    """A weighted mean of equal rewards may be off in its last bit."""
+    learner, samples = learner_of(tiny_policy, "oblrpo"), samples_of(rollouts, rewards_PG)
+    for below, trained in ((torch.nextafter(rewards_PG, torch.tensor(-1.0)), False), (rewards_PG - 1e-5, True)):
+        assert (rewards_PG != below).all()
+        found = one_pass(learner, samples, 0, baseline_PG=below)
+        assert found.trained_S.tolist() == [trained] * (P * G)
+        assert (found.norm2 > 0) == (found.advantages_PG != 0).any() == trained
 
 
 def test_masked_prompts_stay_out(tiny_policy, rollouts, rewards_PG):
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[1], valid_PG[3, 0] = False, False
-    found = [
-        pass_of(tiny_policy, without_schedule("rloo"), rollouts, rewards_PG, valid_PG, train_on=train_on, lr=0.0)
-        for train_on in ("all", "exact")
-    ]
-    torch.testing.assert_close(found[1][0], found[0][0])
-    assert (found[0][2], found[1][2]) == (P * G, 2)
+    flat, _, rows, result = pass_of(tiny_policy, "rloo", rollouts, rewards_PG, valid_PG)
+    torch.testing.assert_close(flat, of_all(tiny_policy, result), rtol=1e-5, atol=1e-7)
+    assert rows == 2
+    assert result.updates[0].gradient.trained_S.nonzero().flatten().tolist() == [3 * G + 1, 3 * G + 2]
 
 
-def test_the_entropy_of_what_is_left_out_is_that_of_the_draws_or_of_a_forward(tiny_policy, rollouts, rewards_PG):
-    """A sampler that does not report it costs a forward, no backward."""
-    unreported = dataclasses.replace(rollouts, entropy_S=None)
-    reported, forwarded, plain = (
-        pass_of(tiny_policy, without_schedule("rloo"), each, rewards_PG, lr=0.0, train_on=train_on)
-        for each, train_on in ((rollouts, "exact"), (unreported, "exact"), (rollouts, "all"))
+@pytest.mark.parametrize("ratio", ["sequence", "ppo"])
+def test_later_updates_and_samplers_that_report_need_no_other_outputs(tiny_policy, rollouts, rewards_PG, ratio):
+    """Advantages are those of the first update, and what an output of advantage 0 is weighed by changes nothing."""
+    reported = dataclasses.replace(
+        rollouts, sampler_logps_SC=tiny_policy.logps(rollouts.sequences).token_logps_SC.detach() * 1.1
     )
-    assert reported[1]["entropy"] == pytest.approx(plain[1]["entropy"], rel=1e-6)
-    assert forwarded[1]["entropy"] == pytest.approx(plain[1]["entropy"], rel=1e-6)
-    assert (reported[2], forwarded[2]) == (2 * G, P * G)
+    algorithm = Algorithm("rloo", ratio=ratio)
+    *_, rows, result = pass_of(
+        tiny_policy, algorithm, reported, rewards_PG, num_iterations=3, sampler_correction="untruncated"
+    )
+    assert (rows, len(result.updates)) == (3 * 2 * G, 3)
+    gradient = result.updates[-1].gradient
+    pulls_S = gradient.trained_S
+    assert pulls_S.view(P, G).all(1).tolist() == [False, True, False, True, False]
+    assert (gradient.weighed.rho_S[~pulls_S] == 1).all()
+    assert (gradient.weighed.rho_S[pulls_S] != 1).all()
+    own_SC = rollouts.sequences.own_SC.bool()
+    assert gradient.token_logps_SC[~pulls_S][own_SC[~pulls_S]].isnan().all()
+    assert gradient.token_logps_SC[pulls_S].isfinite().all()
+    assert result.further["sampling/importance_sampling_ratio/min"] > 1  # of those that went through
 
 
-@pytest.mark.parametrize("settings", [{"num_iterations": 2}, {"scores": None}])
-def test_all_go_through_where_more_than_the_gradient_is_needed(tiny_policy, rollouts, rewards_PG, settings):
-    """Importance weights in a second update, or what the sampler reports."""
-    if "scores" in settings:
-        settings, rollouts = {}, dataclasses.replace(rollouts, sampler_logps_SC=torch.zeros_like(
-            rollouts.sequences.own_SC, dtype=torch.float32
-        ))  # fmt: skip
-        settings["sampler_correction"] = "measured"
-    *_, rows, gradient = pass_of(tiny_policy, without_schedule("rloo"), rollouts, rewards_PG, **settings)
-    assert (rows, gradient.trained_share) == (P * G, 1)
+def test_a_look_takes_the_norms_of_all_outputs(tiny_policy, rollouts, rewards_PG):
+    *_, rows, result = pass_of(tiny_policy, "rloo", rollouts, rewards_PG, look_steps=1)
+    assert rows == P * G + 2 * G
+    assert result.norm2_PG.isfinite().all()
+    assert (result.norm2_PG > 0).all()
 
 
-def test_norms_are_those_of_all_outputs_in_a_step_that_compares_them(tiny_policy, rollouts, rewards_PG):
-    learner = learner_of(tiny_policy, without_schedule("rloo"), schedule="off")
-    samples = samples_of(rollouts, rewards_PG)
-    assert gradient_of(learner, samples, 1).trained_share == pytest.approx(2 / 5)
-    assert gradient_of(learner, samples, 10).trained_share == 1
+def test_moments_are_those_of_all_outputs(tiny_policy, rollouts, rewards_PG):
+    """A prompt without a gradient is one of the P, with a squared norm of 0."""
+    found = one_pass(learner_of(tiny_policy, "rloo"), samples_of(rollouts, rewards_PG))
+    pulling = one_pass(
+        learner_of(tiny_policy, "rloo"), samples_of(rollouts.at(torch.tensor([3, 4, 5, 9, 10, 11])), rewards_PG[[1, 3]])
+    )
+    norms = pulling.moments.signal2 + pulling.moments.trace_cov  # mean_i ||g_i||^2
+    assert found.moments.n == P
+    assert found.moments.signal2 + found.moments.trace_cov == pytest.approx(2 / P * norms, rel=1e-4)
 
 
 def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, measured_one_in=1)
-    change = learner.core.movement.watch(gradient_of(learner, samples_of(rollouts, rewards_PG), 1))
+    change = learner.movement.watch(one_pass(learner, samples_of(rollouts, rewards_PG)).gradient)
     own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).token_logps_SC.detach()
-    learner.core.optimizer.step()
+    learner.optimizer.step()
     after_SC = tiny_policy.logps(rollouts.sequences).token_logps_SC.detach()
+    assert (after_SC - before_SC).abs().max() > 1e-3
     torch.testing.assert_close(change(), (after_SC - before_SC) * own_SC)
 
 
-def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
-    """Prompts of which three, then one, of the outputs are chosen; the mean is over all three all the same."""
-    batch = learner_of(tiny_policy, "rloo").core.batch(samples_of(rollouts, rewards_PG))
-    chosen_PG = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
-    parts = list(batch.parts(MicroBatches(prompts=2), chosen_PG))
-    assert [part.index_P.tolist() for part in parts] == [[0, 1], [3, 4]]
-    assert [part.shape for part in parts] == [(4, 1), (2, 3)]
-    assert [part.groups for part in parts] == [[3, 1], 3]
-    assert parts[0].index_S.tolist() == [0, 1, 2, 4]
-    assert parts[0].rewards_PG.flatten().tolist() == rewards_PG.flatten()[[0, 1, 2, 4]].tolist()
-    ids_SC = batch.sequences.at(torch.tensor([0, 1, 2, 4])).completion_SC
-    assert torch.equal(parts[0].sequences.completion_SC, ids_SC)
-    assert parts[0].factor_PG(torch.ones(4, 1)).flatten().tolist() == pytest.approx([-1 / P / G] * 4)
-    (whole,) = batch.parts(MicroBatches(prompts=4), chosen_PG)
-    assert whole.index_P.tolist() == [0, 3, 4, 1]  # those with more outputs first
-    assert whole.groups == [3, 3, 3, 1]
-    assert not list(batch.parts(MicroBatches(), chosen_PG & False))
-
-
-@pytest.mark.parametrize("method", ["auto", "two_pass"])
-def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, rollouts, rewards_PG, method):
-    """Without a baseline the outputs that earned nothing are, which leaves prompts of different sizes."""
-    found = {}
-    for train_on in ("all", "exact"):
-        scores = ScoresConfig(score_method=method, ledger_steps=0)
-        learner = learner_of(tiny_policy, "reinforce", scores=scores, train_on=train_on)
-        gradient = gradient_of(learner, samples_of(rollouts, rewards_PG), 1)
-        grads = [p.grad.clone() for p in tiny_policy.parameters]
-        found[train_on] = [*grads, gradient.group_norm2_P, torch.tensor([gradient.moments.signal2, gradient.norm2])]
-        assert len(gradient.parts) == 1
-    assert gradient.trained_share < 1
-    for one, other in zip(found["all"], found["exact"], strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6 * float(one.abs().max()))
+def test_what_is_left_out_teaches_the_proxy_all_the_same(tiny_policy, rollouts, rewards_PG):
+    learner = learner_of(tiny_policy, "oblrpo")
+    learn(learner, samples_of(rollouts, rewards_PG))
+    assert learner.baseline.calibrated.observed == P * G

@@ -6,12 +6,13 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.estimators.baselines import SAMPLING, TRAINING
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.step import Batch
-from oblrpo.step.ledger import LEDGER, SAMPLING, TRAINING, WORK_SHARE, VarianceLedger, ledger_metrics
-from oblrpo.step.off_policy import ImportanceWeights
+from oblrpo.step.flow import ImportanceWeights
+from oblrpo.step.look import LEDGER, WORK_SHARE, Looks, ledger_metrics
 from oblrpo.tables.algorithms import RATIOS, Algorithm
 
 P, G, LONGEST = 5, 4, 6
@@ -28,7 +29,8 @@ def batch(tiny_policy):
 
 
 def ledger_of(policy, batch, prior=None, seed=0, blocks=ALL, *, exact=True):
-    return VarianceLedger(policy, 1.0, blocks, exact=exact).take(batch, prior or Prior(), seed, ON_POLICY).ledger
+    looks = Looks(policy, 1.0, blocks, exact=exact)
+    return looks.ledger(looks.at(batch, torch.arange(P), seed), batch, prior or Prior(), ON_POLICY)
 
 
 def scores(policy, scored_S):
@@ -80,11 +82,6 @@ def test_a_loss_weighting_has_no_within_part(tiny_policy, batch):
     assert math.isnan(ledger.between)
 
 
-def test_an_exact_ledger_needs_one_block(tiny_policy):
-    with pytest.raises(ValueError, match="one micro-batch"):
-        VarianceLedger(tiny_policy, 1.0, MicroBatches(2), exact=True)
-
-
 def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, batch):
     metrics = ledger_metrics(ledger_of(tiny_policy, batch, exact=False))
     assert all(p.grad is None for p in tiny_policy.parameters)
@@ -95,21 +92,24 @@ def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, bat
 
 def test_a_ledger_is_taken_when_its_share_of_the_work_has_been_saved(tiny_policy, batch, monkeypatch):
     """Work is counted in tokens, less where less is trained on; a run that goes on takes it in the same step."""
-    skipped_PG = torch.tensor([False, True, True, False]).expand(P, G)
+    all_S = torch.ones(P * G, dtype=torch.bool)
+    half_S = torch.tensor([True, False, False, True]).repeat(P)
     tokens_S = batch.sequences.mask_ST.sum(1)
-    for each in (batch, replace(batch, skipped_PG=skipped_PG)):
+    for trained_S in (all_S, half_S):
         taken = []
-        ledgers = [VarianceLedger(tiny_policy, 1.0, ALL, every=None) for _ in range(2)]
+        both = [Looks(tiny_policy, 1.0, ALL, every=10**9, ledger_steps=None) for _ in range(2)]
         for step in range(1, 400):
             if step == 50:
-                ledgers[1] = VarianceLedger(tiny_policy, 1.0, ALL, every=None)
-                ledgers[1].load_state_dict(ledgers[0].state_dict())
-            for ledger in ledgers:
-                monkeypatch.setattr(ledger, "take", lambda *_, step=step, taken=taken: taken.append(step))
-                ledger.metrics(each, Prior(), step, ON_POLICY)
-                ledger.save_up(each)
+                both[1] = Looks(tiny_policy, 1.0, ALL, every=10**9, ledger_steps=None)
+                both[1].load_state_dict(both[0].state_dict())
+            for looks in both:
+                monkeypatch.setattr(
+                    looks, "at", lambda *given, taken=taken: taken.extend(given[2:]) if given[2] else None
+                )
+                looks.take(batch, step)
+                looks.save_up(batch, trained_S)
         assert taken[::2] == taken[1::2]
-        trained = float(tokens_S[each.kept_PG.flatten()].sum() / tokens_S.sum())
+        trained = float(tokens_S[trained_S].sum() / tokens_S.sum())
         a_step = WORK_SHARE * (SAMPLING + TRAINING * trained) / LEDGER
         assert len(taken[::2]) == int(398 * a_step) > 1
         for looks, step in enumerate(taken[::2], start=1):
@@ -117,19 +117,46 @@ def test_a_ledger_is_taken_when_its_share_of_the_work_has_been_saved(tiny_policy
 
 
 def test_two_prompts_are_enough_and_one_is_not(tiny_policy, batch):
-    for prompts, taken in ((2, True), (1, False)):
+    looks = Looks(tiny_policy, 1.0, ALL, ledger_steps=1)
+    for prompts, taken in ((2, True), (1, False), (0, False)):
         valid_PG = torch.zeros(P, G, dtype=torch.bool)
         valid_PG[:prompts] = True
         some = replace(batch, valid_PG=valid_PG)
-        assert (VarianceLedger(tiny_policy, 1.0, ALL).take(some, Prior(), 0, ON_POLICY) is not None) is taken
+        looked = looks.take(some, 1)
+        assert (looked is not None) == (prompts > 0)
+        assert bool(looks.metrics(looked, some, Prior(), ON_POLICY)) is taken
 
 
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (3, [1, 3, 6])])
 def test_a_ledger_is_taken_in_step_1_and_in_every_so_many(tiny_policy, batch, every, steps):
     """With the effective dimension of RLOO's noise beside it; step 0 is no step of a run."""
-    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=True, every=every)
-    metrics = {step: ledger.metrics(batch, Prior(), step, ON_POLICY) for step in range(7)}
+    looks = Looks(tiny_policy, 1.0, ALL, every=2, ledger_steps=every, exact=True)
+    metrics = {step: looks.metrics(looks.take(batch, step), batch, Prior(), ON_POLICY) for step in range(7)}
     assert [step for step, found in metrics.items() if found] == steps
     for found in filter(None, metrics.values()):
         rloo = ledger_of(tiny_policy, batch).entries["rloo"]
         assert found["effective_dimension"] == pytest.approx(rloo.effective_dimension, rel=1e-6)
+
+
+def test_inner_products_are_estimated_across_prompts_and_exact_within(tiny_policy, batch):
+    """However the prompts are distributed over micro-batches; outputs that do not count take no part in a ledger."""
+    valid_PG = torch.ones(P, G, dtype=torch.bool)
+    valid_PG[1, 2:], valid_PG[3, 1:] = False, False
+    some = replace(batch, valid_PG=valid_PG)
+    exact = Looks(tiny_policy, 1.0, ALL, exact=True)
+    chosen_P, prior = torch.tensor([1, 2, 3, 4]), Prior(2.0)
+    expected = exact.ledger(exact.at(some, chosen_P, 0), some, prior, ON_POLICY)
+    assert "otb" in expected.entries
+    looks, found = Looks(tiny_policy, 1.0, MicroBatches(2)), []
+    for seed in range(20):
+        looked = looks.at(some, chosen_P, seed)
+        gram_KPGPG = looked.look.estimates_SS.view(2, 4, G, 4, G)
+        within = gram_KPGPG.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+        assert torch.equal(within, looked.look.gram_PGG.expand(2, -1, -1, -1))
+        found.append(looks.ledger(looked, some, prior, ON_POLICY))
+    for name, entry in expected.entries.items():
+        values = torch.tensor([each.entries[name].variance for each in found])
+        assert abs(float(values.mean()) - entry.variance) <= 4 * float(values.std()) / 20**0.5 + 1e-6 * entry.variance
+        within = found[0].entries[name].within
+        assert math.isnan(within) is math.isnan(entry.within)
+        assert math.isnan(within) or within == pytest.approx(entry.within, rel=1e-4)

@@ -8,55 +8,48 @@ import torch
 
 from oblrpo.estimators import RATIOS, Prior, baseline
 from oblrpo.step import Batch, StepBaseline
-from oblrpo.step.off_policy import ImportanceWeights, clip_metrics, log_ratio
+from oblrpo.step.flow import ImportanceWeights, clip_metrics, log_ratio
 
 OWN_SC = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]])
 REWARDS_PG = torch.tensor([[1.0, 0.0], [0.5, 9.0], [1.0, 0.0]])
-BASELINE_PG = torch.full((3, 2), 0.5)
 VALID_PG = torch.tensor([[True, True], [True, False], [True, True]])  # the advantages .5, -.5, 0, none, .5 and -.5
 
 
-def parts(clipped):
-    """Two micro-batches, of two prompts and of one."""
-    return [
-        SimpleNamespace(
-            batch=SimpleNamespace(
-                rewards_PG=REWARDS_PG[p], valid_PG=VALID_PG[p], sequences=SimpleNamespace(own_SC=OWN_SC[s])
-            ),
-            baseline_PG=BASELINE_PG[p],
-            weighed=SimpleNamespace(clipped=clipped[s]),
-        )
-        for p, s in ((slice(0, 2), slice(0, 4)), (slice(2, 3), slice(4, 6)))
-    ]
+def gradient(clipped):
+    return SimpleNamespace(
+        batch=SimpleNamespace(valid_PG=VALID_PG, sequences=SimpleNamespace(own_SC=OWN_SC)),
+        advantages_PG=torch.tensor([[0.5, -0.5], [0.0, 0.0], [0.5, -0.5]]),
+        weighed=SimpleNamespace(clipped=clipped),
+    )
 
 
 CLIPPED_SC = torch.tensor(
-    # Of what stands behind an end, or has no reward, nothing counts.
-    [[1, 0, 0, 1], [1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]],
+    # Of what stands behind an end, or has no reward, nothing counts; what has an advantage of 0 is not clipped.
+    [[1, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]],
     dtype=torch.bool,
 )
 
 
 def test_shares_of_clipped_tokens_are_of_all_tokens_that_count():
-    """3 + 2 + 4 + 1 + 1 tokens count; an advantage of 0 goes with the negative ones."""
-    assert clip_metrics(parts(CLIPPED_SC), RATIOS["ppo"]) == pytest.approx(
+    """3 + 2 + 4 + 1 + 1 tokens count."""
+    assert clip_metrics(gradient(CLIPPED_SC), RATIOS["ppo"]) == pytest.approx(
         {
-            "clip_ratio/low_mean": 4 / 11, "clip_ratio/low_min": 0.0,
-            "clip_ratio/high_mean": 1 / 11, "clip_ratio/high_max": 1 / 3, "clip_ratio/region_mean": 5 / 11,
+            "clip_ratio/low_mean": 3 / 11, "clip_ratio/low_min": 0.0,
+            "clip_ratio/high_mean": 1 / 11, "clip_ratio/high_max": 1 / 3, "clip_ratio/region_mean": 4 / 11,
         }
     )  # fmt: skip
-    assert clip_metrics(parts(CLIPPED_SC), RATIOS["cispo"]) == pytest.approx({"cispo_clip_ratio": 1 / 11})
+    assert clip_metrics(gradient(CLIPPED_SC), RATIOS["cispo"]) == pytest.approx({"cispo_clip_ratio": 1 / 11})
 
 
 def test_shares_of_clipped_completions_are_of_those_that_count():
     clipped_S1 = torch.tensor([[1], [0], [0], [1], [1], [1]], dtype=torch.bool)
-    assert clip_metrics(parts(clipped_S1), RATIOS["gspo"]) == pytest.approx(
+    assert clip_metrics(gradient(clipped_S1), RATIOS["gspo"]) == pytest.approx(
         {
             "clip_ratio/low_mean": 1 / 5, "clip_ratio/low_min": 0.0,
             "clip_ratio/high_mean": 2 / 5, "clip_ratio/high_max": 1.0, "clip_ratio/region_mean": 3 / 5,
         }
     )  # fmt: skip
-    assert clip_metrics(parts(clipped_S1), RATIOS["sequence"]) == {}
+    assert clip_metrics(gradient(clipped_S1), RATIOS["sequence"]) == {}
 
 
 def test_log_probabilities_may_lie_above_0_by_rounding_alone():
@@ -75,13 +68,8 @@ def test_later_updates_compare_the_sampler_with_the_policy_that_drew(ratio, rho,
     """
     old_SC, sampler_SC, now_SC = torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[-0.7]])
     weights = ImportanceWeights(RATIOS[ratio], math.inf, sampler_SC, old_SC)
-    ones_PG = torch.ones(1, 1)
-    part = SimpleNamespace(
-        sequences=SimpleNamespace(own_SC=torch.ones(1, 1)), rewards_PG=ones_PG, shape=(1, 1),
-        baseline_PG=None if ratio == "sequence" else 0 * ones_PG, index_S=torch.tensor([0]),
-    )  # fmt: skip
-    weighed = weights(part, now_SC)
-    assert float(weighed.rho_PG) == pytest.approx(rho)
+    weighed = weights(torch.tensor([0]), now_SC, torch.ones(1, 1), torch.ones(1))
+    assert float(weighed.rho_S) == pytest.approx(rho)
     assert float(weighed.log_ratio_S) == pytest.approx(compared)
 
 
@@ -90,17 +78,18 @@ def test_the_mean_length_is_of_outputs_that_count():
     assert Batch.of(sequences, REWARDS_PG, VALID_PG).mean_length == pytest.approx((3 + 2 + 4 + 1 + 1) / 5)
 
 
-def test_the_prior_remembers_weights_rho2_w():
-    """As the baseline takes them, which is that of the batch under the prior before it."""
+def test_the_prior_remembers_what_rewards_were_weighed_by():
+    """A batch's baseline is taken under the prior of before; what a pass saw is the past once its step has ended."""
     generator = torch.Generator().manual_seed(0)
-    rewards_PG, norm2_PG, rho_PG = torch.rand(3, 3, 4, generator=generator, dtype=torch.float64)
+    rewards_PG, norm2_PG = torch.rand(2, 3, 4, generator=generator, dtype=torch.float64)
     past, expected = StepBaseline("oblr_shrunk"), Prior()
     for _ in range(2):
         begun = past.begin()
-        found_PG = begun.of(rewards_PG, torch.ones(3, 4).bool(), torch.ones(3, 4, 5), norm2_PG, rho_PG)
-        wanted_PG = baseline("oblr_shrunk", rewards_PG, norm2_PG=norm2_PG, rho_PG=rho_PG, prior=expected)
-        torch.testing.assert_close(found_PG, wanted_PG)
-        expected.observe(rewards_PG, rho_PG.square() * norm2_PG)
+        found_PG = begun.of(rewards_PG, torch.ones(3, 4).bool(), torch.ones(3, 4, 5), norm2_PG)
+        torch.testing.assert_close(found_PG, baseline("oblr_shrunk", rewards_PG, norm2_PG=norm2_PG, prior=expected))
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(past.prior.state_dict()[name], value)
+        expected.observe(rewards_PG, norm2_PG)
         expected.next_step()
         past.end_step(begun)
         for name, value in expected.state_dict().items():

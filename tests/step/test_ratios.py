@@ -9,16 +9,16 @@ import torch
 
 from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.errors import InputError
-from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, baseline_inputs, moments, ratio_weights
+from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, baseline_inputs
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.settings import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
-from oblrpo.step.off_policy import clip_metrics
+from oblrpo.step.flow import clip_metrics
 from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.trainer.setup import check
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
-from tests.trainer.learners import gradient_of, samples_of
+from tests.trainer.learners import learn, one_pass, samples_of
 
 P, G, LONGEST = 4, 3, 6
 LOW, HIGH = 0.1, 0.15
@@ -87,26 +87,22 @@ def bounds_of(name):
 
 @pytest.mark.parametrize("weighting", ["sequence", "sequence_mean"])
 @pytest.mark.parametrize("name", RATIOS)
-def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_policy, batch, name, weighting):
+def test_the_gradient_is_that_of_the_published_loss(tiny_policy, batch, name, weighting):
     samples, old_SC = batch
     sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
     learner = learner_of(tiny_policy, Algorithm("rloo", weighting=weighting, ratio=name), **bounds_of(name))
     baseline_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (G - 1)
-    gradient = gradient_of(learner, samples, None, old_SC, baseline_PG)
+    found = one_pass(learner, samples, 0, old_SC, baseline_PG)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     own_SC, A_S1 = sequences.own_SC, (rewards_PG - baseline_PG).flatten()[:, None]
     token_logps_SC, bounds = tiny_policy.logps(sequences).token_logps_SC, learner.ratio.bounds
     weight_S = 1 / own_SC.sum(1).double() if weighting == "sequence_mean" else torch.ones(P * G, dtype=torch.float64)
     loss_S = published(name, token_logps_SC, old_SC, own_SC, A_S1, bounds.low, bounds.high) * weight_S
-    coef_S = torch.full((P * G,), 1 / (P * G), dtype=torch.float64)
-    group_norm2_P = oracle.accumulate(tiny_policy.model, loss_S, coef_S, G) * P**2
+    (loss_S.sum() / (P * G)).backward()
     expected = grads(tiny_policy)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9 * float(expected.norm()))
-    wanted = moments(group_norm2_P, expected.square().sum())
-    assert gradient.moments.trace_cov == pytest.approx(wanted.trace_cov, rel=1e-9)
-    assert gradient.moments.signal2 == pytest.approx(wanted.signal2, rel=1e-7)
-    clipped = clip_metrics(gradient.parts, learner.ratio)
+    clipped = clip_metrics(found.gradient, learner.ratio)
     assert all(0 < value < 1 for key, value in clipped.items() if key.endswith("mean") or key.startswith("cispo"))
     assert bool(clipped) == (name not in {"none", "sequence"})
 
@@ -128,24 +124,16 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
     sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
     row, valid_PG = dataclasses.replace(ALGORITHMS[algorithm], ratio=name), torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = valid_PG[2, :2] = False
-    learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger_steps=0), **bounds_of(name))
-    given = samples_of(samples.rollouts, rewards_PG, valid_PG)
-    first_PG = gradient_of(learner, given).baseline_PG
-    gradient_of(learner, given, None, old_SC, first_PG)
+    learner = learner_of(tiny_policy, row, scores=ScoresConfig(look_steps=1, ledger_steps=0), **bounds_of(name))
+    one_pass(learner, samples_of(samples.rollouts, rewards_PG, valid_PG), 1, old_SC)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
-    own_SC, bounds, ratio = sequences.own_SC, learner.ratio.bounds, learner.ratio
+    own_SC, bounds = sequences.own_SC, learner.ratio.bounds
     out = tiny_policy.logps(sequences)
     seen_PG = valid_PG & (valid_PG.sum(1, keepdim=True) >= row.smallest_group)
-    if ratio.by_sign:
-        baseline_PG = first_PG
-    else:
-        weights = ratio_weights(ratio, out.token_logps_SC, old_SC, own_SC, torch.zeros(P * G))
-        weight_SC = weights.weight if ratio.by_token else torch.ones_like(out.token_logps_SC)
-        norm2_S = oracle.norm2(tiny_policy.model, (out.token_logps_SC * weight_SC * own_SC).sum(1))
-        inputs = baseline_inputs(own_SC.view(P, G, -1), norm2_S.view(P, G), out.logit_norm2_SC.view(P, G, -1))
-        rho = {} if ratio.by_token else {"rho_PG": weights.weight.view(P, G)}
-        baseline_PG = baseline(row.baseline, rewards_PG, valid_PG=seen_PG, **inputs, **rho)
+    norm2_S = oracle.norm2(tiny_policy.model, out.logps_S)
+    inputs = baseline_inputs(own_SC.view(P, G, -1), norm2_S.view(P, G))
+    baseline_PG = baseline(row.baseline, rewards_PG, valid_PG=seen_PG, **inputs)
     lengths_PG = own_SC.sum(1).view(P, G).double()
     coef_PG = WEIGHTINGS[row.weighting](lengths_PG, LONGEST, seen_PG) / seen_PG.sum(1, keepdim=True).clamp(min=1)
     coef_PG = coef_PG / NORMALISATIONS[row.normalisation](rewards_PG, seen_PG) / seen_PG.any(1).sum()
@@ -161,46 +149,37 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
 def test_the_first_update_knows_no_ratio(tiny_policy, batch, name):
     """Bit for bit the gradient of one update; and against a policy that has not moved it is that again."""
     samples, _ = batch
-    first = gradient_of(learner_of(tiny_policy, ALGORITHMS["oblrpo"]), samples)
+    first = one_pass(learner_of(tiny_policy, ALGORITHMS["oblrpo"]), samples)
     expected = grads(tiny_policy)
     learner = learner_of(tiny_policy, Algorithm("oblr", ratio=name))
-    gradient = gradient_of(learner, samples)
+    found = one_pass(learner, samples)
     assert torch.equal(grads(tiny_policy), expected)
-    assert gradient.moments == first.moments
-    again = gradient_of(learner, samples, None, gradient.token_logps_SC, gradient.baseline_PG)
+    assert found.moments == first.moments
+    again = one_pass(learner, samples, 1, found.token_logps_SC, found.baseline_PG)
     torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-12, atol=0)
     assert again.moments.trace_cov == pytest.approx(first.moments.trace_cov, rel=1e-12)
-    assert not any(clip_metrics(gradient.parts, learner.ratio).values())
+    assert not any(clip_metrics(again.gradient, learner.ratio).values())
 
 
-def test_norms_of_the_baseline_are_those_of_the_weighed_score(tiny_policy, batch):
-    """CISPO looks at no advantage, so that its baseline is taken anew: from the norms of sum_t m_t grad log pi."""
-    samples, old_SC = batch
-    sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
-    learner = learner_of(tiny_policy, Algorithm("oblr", ratio="cispo"), epsilon_high=1.1)
-    gradient = gradient_of(learner, samples, None, old_SC)
-    out = tiny_policy.logps(sequences)
-    weight_SC = (out.token_logps_SC.detach() - old_SC).exp().clamp(max=1.1)
-    norm2_S = oracle.norm2(tiny_policy.model, (out.token_logps_SC * weight_SC * sequences.own_SC).sum(1))
-    torch.testing.assert_close(gradient.norm2_PG.flatten(), norm2_S, rtol=1e-9, atol=0)
-    weighted_PG = norm2_S.view(P, G) * rewards_PG
-    others_PG = (weighted_PG.sum(1, keepdim=True) - weighted_PG) / (
-        norm2_S.view(P, G).sum(1, keepdim=True) - norm2_S.view(P, G)
-    )
-    torch.testing.assert_close(gradient.baseline_PG, others_PG, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["ppo", "gspo", "dppo"])
+@pytest.mark.parametrize("name", RATIOS)
 @pytest.mark.parametrize("micro_batch", [0, 1])
-def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, batch, name, micro_batch):
+def test_all_updates_on_a_batch_have_one_baseline(tiny_policy, batch, name, micro_batch):
+    """Under every ratio, whether it clips by the sign of the advantage or not; weights are those of the one look."""
     samples, _ = batch
     learner = learner_of(
-        tiny_policy, Algorithm("oblr_shrunk", ratio=name), lr=0.05, prompts_per_micro_batch=micro_batch, epsilon=1e-6
-    )
-    first, second = learner.learn(samples).updates
-    assert torch.equal(first.gradient.baseline_PG, second.gradient.baseline_PG)
-    assert second.gradient.norm2_PG is None  # nothing asks for them
-    assert 0 < first.further["clip_ratio/region_mean"] <= 0.5  # of both updates, the first of which clips nothing
+        tiny_policy, Algorithm("oblr_shrunk", ratio=name), lr=0.05, prompts_per_micro_batch=micro_batch,
+        **({"epsilon": 1e-6} if name in {"ppo", "gspo", "dppo"} else bounds_of(name)),
+    )  # fmt: skip
+    looks, take = [], learner.looks.take
+    learner.looks.take = lambda *given: looks.append(take(*given)) or looks[-1]
+    result = learn(learner, samples)
+    first, second = result.updates
+    assert torch.equal(first.gradient.advantages_PG, second.gradient.advantages_PG)
+    assert torch.equal(first.gradient.advantages_PG, samples.rewards_PG - result.baseline_PG)
+    assert not torch.equal(first.gradient.token_logps_SC, second.gradient.token_logps_SC)
+    assert len(looks) == 1
+    if name in {"ppo", "gspo", "dppo"}:
+        assert 0 < result.further["clip_ratio/region_mean"] <= 1
 
 
 @pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "measured")])
@@ -211,9 +190,9 @@ def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, corr
     sampler_SC = (old_SC + 0.1 * torch.randn_like(old_SC)).clamp(max=0)
     learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_correction=correction)
     fixed_PG = torch.zeros_like(rewards_PG)
-    plain = gradient_of(learner, samples, None, old_SC, fixed_PG)
+    plain = one_pass(learner, samples, 0, old_SC, fixed_PG)
     reported = samples_of(dataclasses.replace(samples.rollouts, sampler_logps_SC=sampler_SC), rewards_PG)
-    gradient = gradient_of(learner, reported, None, old_SC, fixed_PG)
+    gradient = one_pass(learner, reported, 0, old_SC, fixed_PG)
     own_SC, token_logps_SC = sequences.own_SC, tiny_policy.logps(sequences).token_logps_SC.detach()
     from_SC = token_logps_SC if name == "sequence" else old_SC
     rho_PG = ((from_SC - sampler_SC) * own_SC).sum(1).exp().clamp(max=3).view(P, G)
@@ -232,7 +211,8 @@ def test_a_batch_that_is_clipped_away_changes_nothing(tiny_policy, batch):
     baseline_PG = rewards_PG - toward_PG
     old_SC = token_logps_SC - toward_PG.sign().flatten()[:, None] * 0.1
     before = [p.detach().clone() for p in tiny_policy.parameters]
-    update = learner.update(gradient_of(learner, samples, None, old_SC, baseline_PG))
+    found = one_pass(learner, samples, 0, old_SC, baseline_PG)
+    update = learner.update(found.gradient, found.moments, False)
     assert update.learning_rate == 0
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters, strict=True))
 

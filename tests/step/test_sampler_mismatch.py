@@ -1,29 +1,28 @@
 """A sampler that is not quite the policy: measured, and made up for by importance weights."""
 
 import copy
-import itertools
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oblrpo.diagnosis import Facts
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, baseline, baseline_inputs
-from oblrpo.policy import Policy, Sequences, byte_tokenizer
-from oblrpo.rollout import Rollouts, TransformersSampler, sample
+from oblrpo.policy import Policy
+from oblrpo.rollout import TransformersSampler, sample
 from oblrpo.scores import oracle
 from oblrpo.settings import ScoresConfig
-from oblrpo.step.off_policy import log_ratio
+from oblrpo.step.flow import log_ratio
 from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.trainer.loop import Monitors
 from tests.scores.stay_double import StayDouble
+from tests.step.world import P, batches, grads, logps_PV, minus_grad_J, policy_of
 from tests.trainer import learners
-from tests.trainer.learners import gradient_of, one_pass, samples_of
+from tests.trainer.learners import learn, one_pass, samples_of
 
-V, P, G, LONGEST = 3, 2, 2, 6
+V, G, LONGEST = 3, 2, 6
 
 
 def perturbed(policy, size, seed=3):
@@ -38,55 +37,27 @@ def perturbed(policy, size, seed=3):
 
 def learner_of(policy, algorithm, *, num_iterations=1, lr=0.1, scores=None, **rollout):
     settings = rollout | {"num_generations": G, "max_completion_length": LONGEST, "prior_strength": 2.0}
-    scores = scores or ScoresConfig(ledger_steps=0, calibration_steps=0)
+    scores = scores or ScoresConfig(look_steps=1, ledger_steps=0)
     return learners.learner_of(policy, algorithm, lr=lr, scores=scores, num_iterations=num_iterations, **settings)
-
-
-def grads(policy):
-    return torch.cat([p.grad.flatten() for p in policy.parameters])
 
 
 @pytest.fixture
 def world():
     """A policy with 3 tokens, another that samples, and rewards; a completion is one token."""
-    torch.manual_seed(0)
-    config = Qwen3Config(vocab_size=V, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-                         num_key_value_heads=1, head_dim=4, initializer_range=0.3)  # fmt: skip
-    policy = Policy(Qwen3ForCausalLM(config).double().eval(), byte_tokenizer())
+    policy = policy_of(V)
     with StayDouble():
         yield policy, perturbed(policy, 0.3), torch.randn(P, V, dtype=torch.float64)
-
-
-def sequences_of(outputs_PG):
-    S = outputs_PG.numel()
-    prompt_SQ = torch.arange(P).repeat_interleave(outputs_PG.shape[1])[:, None]
-    ones_S1 = torch.ones(S, 1, dtype=torch.long)
-    return Sequences.of(prompt_SQ, ones_S1, outputs_PG.reshape(S, 1), ones_S1)
-
-
-def logps_PV(policy):
-    everything = sequences_of(torch.arange(V).expand(P, V))
-    return policy.logps(everything).logps_S.view(P, V)
 
 
 def expected_gradient(world, algorithm, **settings):
     """Of -J over every batch that the sampler could draw, as the learner takes it."""
     policy, sampler, reward_PV = world
-    mu_PV = logps_PV(sampler).detach()
     learner = learner_of(policy, algorithm, **settings)
     total = 0
-    for drawn in itertools.product(range(V), repeat=P * G):
-        outputs_PG = torch.tensor(drawn).view(P, G)
-        reported_SC = mu_PV.gather(1, outputs_PG).reshape(P * G, 1)
-        rollouts = Rollouts(sequences_of(outputs_PG), [], None, reported_SC)
-        gradient_of(learner, samples_of(rollouts, reward_PV.gather(1, outputs_PG)))
-        total = total + reported_SC.sum().exp() * grads(policy)
+    for outputs_PG, rollouts, probability in batches(sampler, V, G):
+        one_pass(learner, samples_of(rollouts, reward_PV.gather(1, outputs_PG)))
+        total = total + probability * grads(policy)
     return total
-
-
-def minus_grad_J(policy, reward_PV):
-    objective = (logps_PV(policy).exp() * reward_PV).sum(1).mean()
-    return -torch.cat([each.flatten() for each in torch.autograd.grad(objective, policy.parameters)])
 
 
 @pytest.mark.parametrize("name", [name for name, entry in BASELINES.items() if entry.unbiased])
@@ -110,7 +81,7 @@ def test_truncation_biases_by_the_weight_that_it_cuts(world):
     """-E_mu[(rho - C)+ F grad log pi]."""
     policy, sampler, reward_PV = world
     clip = 1.1
-    log_pi_PV, mu_PV = logps_PV(policy), logps_PV(sampler).detach().exp()
+    log_pi_PV, mu_PV = logps_PV(policy, V), logps_PV(sampler, V).detach().exp()
     rho_PV = log_pi_PV.detach().exp() / mu_PV
     assert 0 < int((rho_PV > clip).sum()) < P * V
     cut = (mu_PV * (rho_PV - clip).clamp(min=0) * reward_PV * log_pi_PV).sum(1).mean()
@@ -172,9 +143,9 @@ def test_a_sampler_that_reports_nothing_is_taken_for_the_policy(tiny_policy, sam
     plain = grads(tiny_policy)
     assert estimate.further == {}
     off = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction="measured")
-    gradient_of(off, samples)
+    one_pass(off, samples)
     assert torch.equal(grads(tiny_policy), plain)
-    gradient_of(learner, samples)
+    one_pass(learner, samples)
     assert float((grads(tiny_policy) - plain).norm()) > 1e-3 * float(plain.norm())
 
 
@@ -184,23 +155,28 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, samples, cor
     learner = learner_of(
         tiny_policy, Algorithm("rloo"), num_iterations=3, lr=0.05, temperature=0.8, sampler_correction=correction,
     )  # fmt: skip
-    updates = learner.learn(samples).updates
-    rollouts = samples.rollouts
-    mu_PG = (rollouts.sampler_logps_SC * rollouts.sequences.own_SC).sum(1).view(3, G)
-    old_PG = updates[0].gradient.logps_PG
+    result = learn(learner, samples)
+    updates, rollouts = result.updates, samples.rollouts
+    mu_S = (rollouts.sampler_logps_SC * rollouts.sequences.own_SC).sum(1)
+    old_S = updates[0].gradient.token_logps_SC.sum(1)
     for update in updates:
-        now_PG = update.gradient.logps_PG
-        expected = (now_PG - mu_PG).exp().clamp(max=1.05) if correction != "measured" else (now_PG - old_PG).exp()
-        torch.testing.assert_close(update.gradient.rho_PG, expected, rtol=1e-4, atol=0)
-    assert float((updates[2].gradient.logps_PG - old_PG).abs().max()) > 1e-3
-    assert "sampling/truncated_ratio" in updates[0].further
-    assert "sampling/truncated_ratio" not in updates[1].further
+        now_S = update.gradient.token_logps_SC.sum(1)
+        expected_S = (now_S - mu_S).exp().clamp(max=1.05) if correction != "measured" else (now_S - old_S).exp()
+        torch.testing.assert_close(update.gradient.weighed.rho_S, expected_S, rtol=1e-4, atol=0)
+    assert float((updates[2].gradient.token_logps_SC.sum(1) - old_S).abs().max()) > 1e-3
+    first = one_pass(learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8), samples)  # where the policy is now
+    assert result.further["sampling/sequence_logp_difference/mean"] == pytest.approx(
+        float((old_S - mu_S).abs().mean()), rel=1e-6
+    )
+    assert first.further["sampling/sequence_logp_difference/mean"] != pytest.approx(
+        float((old_S - mu_S).abs().mean()), rel=1e-3
+    )
 
 
 def test_the_schedule_gets_the_effective_sample_size(tiny_policy, samples):
     learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
-    update = learner.learn(samples).updates[0]
-    rho_S = update.gradient.rho_PG.flatten()
+    update = learn(learner, samples).updates[0]
+    rho_S = update.gradient.weighed.rho_S
     assert update.factor == pytest.approx(float((rho_S.mean() ** 2 / rho_S.square().mean()).sqrt()))
     assert update.factor < 1
 
@@ -212,17 +188,18 @@ def test_the_ledger_is_that_of_weighted_scores(tiny_policy, samples, name):
         tiny_policy,
         Algorithm(name),
         temperature=0.8,
-        scores=ScoresConfig(calibration_steps=0, ledger_steps=50),
-        exact_ledger=True,
+        scores=ScoresConfig(look_steps=1, ledger_steps=50),
     )
+    learner.looks.exact = True
     estimate = one_pass(learner, samples, 1)
     assert estimate.further[f"variance/{name}"] == pytest.approx(estimate.moments.trace_cov / 3, rel=1e-6)
     assert estimate.further[f"signal2/{name}"] == pytest.approx(estimate.moments.signal2, rel=1e-5)
 
 
 def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_policy, samples):
-    scores = ScoresConfig(calibration_steps=0, ledger_steps=50)
-    learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores, exact_ledger=True)
+    scores = ScoresConfig(look_steps=1, ledger_steps=50)
+    learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores)
+    learner.looks.exact = True
     sequences, rewards_PG = samples.rollouts.sequences, samples.rewards_PG
     estimate = one_pass(learner, samples, 1)
     out, own_SC = tiny_policy.logps(sequences, 0.8), sequences.own_SC
@@ -238,7 +215,7 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
 def test_what_is_no_log_probability_is_refused(tiny_policy, samples, broken):
     samples.rollouts.sampler_logps_SC[1, 0] = broken
     with pytest.raises(InputError, match="reports an invalid log-probability"):
-        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(samples)
+        learn(learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8), samples)
 
 
 def test_what_stands_behind_the_end_does_not_matter():

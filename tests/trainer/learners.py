@@ -7,14 +7,14 @@ import torch
 
 from oblrpo.settings import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.step import Samples
-from oblrpo.step.off_policy import sampler_metrics
+from oblrpo.step.flow import sampler_metrics
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer.setup import make_learner
 
 
 def learner_of(
     policy, algorithm, *, optimizer=torch.optim.SGD, lr=0.1, scores=None, rewards=None, prior_strength=None,
-    schedule_floor=0.0, measured_one_in=None, exact_ledger=False, **settings,
+    schedule_floor=0.0, measured_one_in=None, **settings,
 ):  # fmt: skip
     """A learner with settings by name, whatever section of the config they are in, and what no setting says."""
     row = asdict(ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm)
@@ -25,13 +25,11 @@ def learner_of(
         for name, kind in sections.items()
     }
     assert not settings, settings
-    config = TrainConfig(**made, scores=scores or ScoresConfig())
+    config = TrainConfig(**made, scores=scores or ScoresConfig(look_steps=1, ledger_steps=0))
     learner = make_learner(policy, rewards, config)
-    core = learner.core
-    core.baseline.prior.strength = prior_strength
-    core.schedule.settings = replace(core.schedule.settings, floor=schedule_floor)
-    core.movement.every = measured_one_in or core.movement.every
-    learner.ledger.exact = exact_ledger
+    learner.baseline.prior.strength = prior_strength
+    learner.schedule.settings = replace(learner.schedule.settings, floor=schedule_floor)
+    learner.movement.every = measured_one_in or learner.movement.every
     return learner
 
 
@@ -40,29 +38,80 @@ def samples_of(rollouts, rewards_PG, valid_PG=None):
     return Samples(rollouts, rewards_PG, torch.ones_like(rewards_PG).bool() if valid_PG is None else valid_PG)
 
 
-def gradient_of(learner, samples, step=None, old_token_logps_SC=None, baseline_PG=None):
-    """The gradient of one pass over these samples, of which no update is made.
+def drawn(learner, samples):
+    """The samples with the features of their draws, which a forward takes where the sampler has not."""
+    rollouts = samples.rollouts
+    if rollouts.features is None:
+        with torch.no_grad():
+            features = learner.policy.logps(rollouts.sequences, learner.rollout.temperature).features
+        rollouts = replace(rollouts, features=features)
+    return replace(samples, rollouts=rollouts)
 
-    It is that of a later update where the log-probabilities and the baseline of the first are given.
+
+def learn(learner, samples, number=1):
+    """The updates of a step on these samples, which become the past; step 0 takes no look."""
+    return learner.learn(drawn(learner, samples), number)
+
+
+class LooksAt:
+    """Looks in every step at the same prompts."""
+
+    every = 1
+
+    def __init__(self, looks, prompts):
+        self.looks, self.prompts = looks, prompts
+
+    def take(self, batch, number):
+        if not number or not self.prompts:
+            return None
+        return self.looks.at(batch, torch.tensor(self.prompts))
+
+    def metrics(self, *_):
+        return {}
+
+    def save_up(self, *_):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def looking_at(learner, prompts):
+    """The learner, which looks at these prompts alone from here on."""
+    learner.looks = LooksAt(learner.looks, prompts)
+    return learner
+
+
+def one_pass(learner, samples, step=1, old_token_logps_SC=None, baseline_PG=None):
+    """The first gradient of a step, and as `further` its metrics; no update is made, and no baseline learns of it.
+
+    Weights are those of a later update where the log-probabilities before the first are given. Step 0 takes no look.
+    A baseline that is given is that of an earlier update on the batch.
     """
-    weights, batch = learner.weights(samples), learner.core.batch(samples)
-    if old_token_logps_SC is not None:
-        fixed_PG = baseline_PG if learner.ratio.by_sign else None
-        weights, batch = (
-            replace(weights, old_token_logps_SC=old_token_logps_SC),
-            replace(batch, baseline_PG=fixed_PG, fresh=False),
-        )
-    baseline = learner.core.baseline.begin(step, batch)
-    return learner.gradient(samples, learner.chosen(batch, baseline, weights), baseline, weights)
-
-
-def one_pass(learner, samples, step=0):
-    """The first gradient of a step, and as `further` its metrics; nothing is updated, and nothing becomes the past."""
-    core, weights, batch = learner.core, learner.weights(samples), learner.core.batch(samples)
-    baseline = core.baseline.begin(step, batch)
-    further = learner.ledger.metrics(batch, core.baseline.prior, step, weights)
-    gradient = learner.gradient(samples, learner.chosen(batch, baseline, weights), baseline, weights)
-    further |= baseline.compare(gradient) | sampler_metrics(gradient.parts, learner.clip_max)
-    names = ("batch", "moments", "norm2", "group_norm2_P", "norm2_PG", "baseline_PG", "logps_PG", "token_logps_SC",
-             "entropy", "advantages_PG", "rho_PG")  # fmt: skip
-    return SimpleNamespace(**{name: getattr(gradient, name) for name in names}, further=further, baseline=baseline)
+    samples = drawn(learner, samples)
+    features = samples.rollouts.features
+    batch, weights, past = learner.batch(samples), learner.weights(samples), learner.baseline
+    weights = replace(weights, old_token_logps_SC=old_token_logps_SC)
+    look, begun = learner.looks.take(batch, step), past.begin()
+    weight_PG = past.weights(past.by_proxy(features).view_as(batch.rewards_PG), look, batch.prompts)
+    if baseline_PG is None:
+        baseline_PG = begun.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG)
+    gradient = learner.gradient(batch, baseline_PG, weights)
+    further = {} if look is None else learner.looks.metrics(look, batch, past.prior, weights)
+    further |= sampler_metrics(gradient.weighed, learner.clip_max)
+    names = ("batch", "norm2", "token_logps_SC", "advantages_PG", "trained_S", "weighed")
+    return SimpleNamespace(
+        **{name: getattr(gradient, name) for name in names},
+        moments=learner.moments(gradient, look),
+        weight_PG=weight_PG,
+        baseline_PG=baseline_PG,
+        norm2_PG=None if look is None else look.norm2_of(batch),
+        logps_PG=gradient.token_logps_SC.sum(1).view_as(baseline_PG),
+        rho_PG=gradient.weighed.rho_S.view_as(baseline_PG),
+        further=further,
+        begun=begun,
+        gradient=gradient,
+    )

@@ -58,11 +58,11 @@ def metrics(trainer, device):
 @pytest.mark.parametrize(
     ("baseline", "settings"),
     [
-        ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
-        ("oblr", {"ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
+        ("oblr_shrunk", {"ledger_steps": 1, "look_steps": 1}),  # sketches; every baseline
+        ("oblr", {"ledger_steps": 1, "look_steps": 2}),
         ("rloo", {"ledger_steps": 0, "rollout": {"prompts_per_micro_batch": 2}}),
-        ("oblr", {"score_method": "gram", "rollout": {"sampler_correction": "truncated"}}),
-        ("opo", {"score_method": "two_pass"}),
+        ("oblr", {"score_norms": "length", "rollout": {"sampler_correction": "truncated"}}),
+        ("opo", {"look_steps": 0}),
     ],
 )
 def test_a_run_does_not_care_for_the_default_device(tmp_path, baseline, settings):

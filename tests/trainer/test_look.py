@@ -10,7 +10,7 @@ from oblrpo.estimators.ledger import Ledger, LedgerEntry
 from oblrpo.intervals import Mean
 from oblrpo.settings import TrainConfig
 from oblrpo.trainer import look as looking
-from oblrpo.trainer.look import BATCHES, FIRST_STEP, Looks, _Batch, _summed_up, look
+from oblrpo.trainer.look import BATCHES, FIRST_STEP, LookReport, _Batch, _summed_up, look
 from tests.cli.conftest import _place_of_whole, dense_reward, oblrpo, run, whole
 
 __all__ = ["_place_of_whole", "dense_reward", "oblrpo", "run", "whole"]
@@ -49,7 +49,7 @@ def test_the_look_of_batches_that_are_known():
 
 def test_the_mean_over_policies_takes_what_is_negative_by_chance_as_it_is():
     """N SNR .25, -.125 and .5, a mean of .208; with 0 for the second it would be .25."""
-    looks = Looks((seen_at(30, (1.0, 3.0)), seen_at(20, (-2.0, 0.0)), seen_at(10, (4.0, 4.0), 0.2)), 3)
+    looks = LookReport((seen_at(30, (1.0, 3.0)), seen_at(20, (-2.0, 0.0)), seen_at(10, (4.0, 4.0), 0.2)), 3)
     assert [look.n_snr for look in looks.policies] == pytest.approx([0.25, 0.0, 0.5])
     margin = 4.30265 * math.sqrt(0.0989583 / 3)  # Student's t of 2 degrees of freedom, variance (n - 1)
     assert (looks.n_snr.value, looks.n_snr.margin) == (pytest.approx(0.625 / 3), pytest.approx(margin, rel=1e-4))
@@ -71,12 +71,12 @@ def test_the_mean_over_policies_takes_what_is_negative_by_chance_as_it_is():
 
 def test_fewer_checkpoints_than_requested_are_reported_in_a_line():
     newest = seen_at(30, (1.0, 3.0))
-    assert str(Looks((newest,), 1)) == str(newest)
-    assert str(Looks((newest,), 4)) == (
+    assert str(LookReport((newest,), 1)) == str(newest)
+    assert str(LookReport((newest,), 4)) == (
         "Only 1 of the 4 requested checkpoints are there, undamaged (oblrpo train --save-total-limit keeps more)."
         f"\n\n{newest}"
     )
-    nothing = Looks((seen_at(30, (-1.0, -3.0)), seen_at(20, (-1.0, -3.0))), 2)
+    nothing = LookReport((seen_at(30, (-1.0, -3.0)), seen_at(20, (-1.0, -3.0))), 2)
     assert nothing.plain()["mean_critical_batch_size"] is None
     assert "mean        N SNR 0 (0 to 0); no signal is above the noise" in str(nothing)
 

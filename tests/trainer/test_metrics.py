@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oblrpo.step import Samples
-from oblrpo.trainer.learner import StepResult
+from oblrpo.step import Samples, StepResult
 from oblrpo.trainer.loop import _stderr, part_metrics, step_metrics
 
 ALL = [[True, True]] * 3
@@ -40,7 +39,9 @@ def test_rewards_of_a_step_with_a_gap_and_a_lone_reward():
     rewards_PG = torch.tensor([[1.0, 0.0], [9.0, 5.0], [2.0, 2.0]])
     valid_PG = torch.tensor([[True, True], [False, True], [True, True]])
     lengths_S, clipped_S = torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([True, False, False, False, False, True])
-    rollouts = SimpleNamespace(sequences=SimpleNamespace(lengths_S=lengths_S), clipped_S=clipped_S)
+    features = SimpleNamespace(entropy_S=torch.full((6,), 1.4))
+    sequences = SimpleNamespace(lengths_S=lengths_S)
+    rollouts = SimpleNamespace(sequences=sequences, clipped_S=clipped_S, features=features)
     step = StepResult(Samples(rollouts, rewards_PG, valid_PG), [], kl_PG=torch.full((3, 2), 0.7))
     found = step_metrics(3, step, 21)
     expected = {
@@ -48,7 +49,7 @@ def test_rewards_of_a_step_with_a_gap_and_a_lone_reward():
         "reward_iqr": 1.0,  # quartiles 1 and 2 of 0, 1, 2, 2 and 5
         "reward_std": math.sqrt(0.5) / 2, "frac_reward_zero_std": 1 / 2,
         "completions/mean_length": 3.5, "completions/clipped_ratio": 1 / 3, "completions/masked_ratio": 1 / 6,
-        "kl": 6 * 0.7 / 21, "learning_rate": 0.0, "frac_prompts_masked": 1.0, "skipped": 0.0,
+        "kl": 6 * 0.7 / 21, "entropy": 6 * 1.4 / 21, "learning_rate": 0.0, "frac_prompts_masked": 1.0, "skipped": 0.0,
     }  # fmt: skip
     assert {key: found[key] for key in expected} == pytest.approx(expected)
 

@@ -6,15 +6,15 @@ import dataclasses
 import pytest
 import torch
 
+from oblrpo import estimators
 from oblrpo.diagnosis import Facts
 from oblrpo.estimators import SCHEDULES
 from oblrpo.rollout import sample
-from oblrpo.scores import ScoreTape
 from oblrpo.settings import OptimConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer.loop import Monitors, step_metrics
 from oblrpo.trainer.optimizers import make_optimizer
-from tests.trainer.learners import learner_of, samples_of
+from tests.trainer.learners import learn, learner_of, samples_of
 
 P, G, LONGEST = 2, 2, 3
 
@@ -35,7 +35,7 @@ def everything(learner):
     state.pop("scheduler", None)
     for group in state["optimizer"]["param_groups"]:
         del group["lr"]
-    return weights(learner.core.policy), str(state)
+    return weights(learner.policy), str(state)
 
 
 def same(first, second):
@@ -52,41 +52,41 @@ def test_rewards_of_which_none_differs_change_nothing(tiny_policy, rollouts, alg
     row = dataclasses.replace(ALGORITHMS[algorithm], schedule=schedule)
     decaying = {"optimizer_args": {"weight_decay": 0.1}, "schedule_floor": 0.5, "lr": 1e-3}
     learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, num_iterations=2, **decaying)
-    first = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]])))
-    assert any(each["exp_avg"].any() for each in learner.core.optimizer.state.values())
-    assert first.entropy is None
+    learn(learner, samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]])))
+    assert any(each["exp_avg"].any() for each in learner.optimizer.state.values())
     before = everything(learner)
     rounded_PG = torch.tensor([[1.0, 1.0 + 1e-7], [1.0 - 1e-7, 1.0]], dtype=torch.float64)
     for rewards_PG in (*(torch.full((P, G), constant) for constant in (0.0, 1.0, 0.37, -1.0)), 0.37 * rounded_PG):
-        result = learner.learn(samples_of(rollouts, rewards_PG))
-        assert (result.updates, result.skipped) == ([], "")
-        assert 0 < result.entropy < 6
+        result = learn(learner, samples_of(rollouts, rewards_PG))
+        assert (result.updates, result.skipped, result.without_signal) == ((), "", True)
         assert same(everything(learner), before)
         assert all(p.grad is None for p in tiny_policy.parameters)
-    last = learner.learn(samples_of(rollouts, torch.tensor([[0.37, 0.37], [0.37, 0.371]])))
+    last = learn(learner, samples_of(rollouts, torch.tensor([[0.37, 0.37], [0.37, 0.371]])))
     assert last.updates
-    assert last.entropy is None
+    assert not last.without_signal
     assert not same(everything(learner), before)
 
 
 def test_the_entropy_is_that_of_the_tokens(tiny_policy, rollouts):
-    """The same that an update of the same outputs reports."""
+    """The same whether there is an update or not."""
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=1e-9)
-    (update,) = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))).updates
-    nothing = learner.learn(samples_of(rollouts, torch.ones(P, G)))
-    assert nothing.entropy == pytest.approx(update.gradient.entropy, rel=1e-5)
+    out = tiny_policy.logps(rollouts.sequences)
+    entropy = float(out.features.entropy_S.sum() / rollouts.sequences.lengths_S.sum())
+    for rewards_PG in (torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(P, G)):
+        result = learn(learner, samples_of(rollouts, rewards_PG))
+        assert step_metrics(1, result, 9)["entropy"] == pytest.approx(entropy, rel=1e-5)
 
 
 def test_what_a_step_without_information_reports(tiny_policy, rollouts):
     learner = learner_of(tiny_policy, "oblrpo_shrunk")
     for rewards_PG, skipped in ((torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0.0), (torch.full((P, G), 0.37), 1.0)):
-        result = learner.learn(samples_of(rollouts, rewards_PG))
+        result = learn(learner, samples_of(rollouts, rewards_PG))
         found = step_metrics(1, result, 0)
         assert found["skipped"] == skipped
         if skipped:
             nothing = ("learning_rate", "lr_factor", "grad_norm", "snr", "n_snr", "signal2", "trace_cov")
             assert [found[name] for name in nothing] == [0.0] * len(nothing)
-            assert found["entropy"] == result.entropy
+            assert 0 < found["entropy"] < 6
             assert found["frac_prompts_masked"] == 0
 
 
@@ -96,12 +96,12 @@ def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_poli
     learner = learner_of(tiny_policy, "oblrpo_shrunk", **settings)
     first = weights(tiny_policy)
     for _ in range(200 // num_iterations):
-        learner.learn(samples_of(rollouts, torch.zeros(P, G)))
+        learn(learner, samples_of(rollouts, torch.zeros(P, G)))
     assert torch.equal(weights(tiny_policy), first)
     signal, found = samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])), []
     for each in (learner, learner_of(tiny_policy, "oblrpo_shrunk", **settings)):  # and one that saw none of them
         torch.nn.utils.vector_to_parameters(first.clone(), tiny_policy.parameters)
-        found.append(([update.learning_rate for update in each.learn(signal).updates], weights(tiny_policy)))
+        found.append(([update.learning_rate for update in learn(each, signal).updates], weights(tiny_policy)))
         assert not torch.equal(weights(tiny_policy), first)
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
@@ -113,10 +113,10 @@ def test_rewards_that_come_back_find_the_rate_that_they_left(tiny_policy, rollou
     learner = learner_of(tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-3)
     rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     for _ in range(8):
-        (last,) = learner.learn(samples_of(rollouts, rewards_PG)).updates
+        (last,) = learn(learner, samples_of(rollouts, rewards_PG)).updates
     for _ in range(30):
-        learner.learn(samples_of(rollouts, torch.full((P, G), constant)))
-    (back,) = learner.learn(samples_of(rollouts, rewards_PG)).updates
+        learn(learner, samples_of(rollouts, torch.full((P, G), constant)))
+    (back,) = learn(learner, samples_of(rollouts, rewards_PG)).updates
     assert 0.5 < back.learning_rate / last.learning_rate < 2
 
 
@@ -128,7 +128,7 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     row = dataclasses.replace(ALGORITHMS["rloo"], ratio=ratio, schedule=schedule)
     settings = {"num_iterations": 3, "ratio": ratio, "epsilon": 1e-9, "epsilon_high": 1e-9, "lr": 1e-2}
     learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, **settings)
-    result = learner.learn(samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
+    result = learn(learner, samples_of(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
     updates = result.updates
     assert [update.gradient.norm2 > 0 for update in updates] == [True, False, False]
     found = step_metrics(1, result, 0)
@@ -139,7 +139,7 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     for step in range(1, 40):
         monitors.observe(found | {"step": step})
     assert not {"rate collapsed", "updates lost", "no gradient"} & set(monitors.watch.found)
-    nothing = learner.learn(samples_of(rollouts, torch.zeros(P, G)))
+    nothing = learn(learner, samples_of(rollouts, torch.zeros(P, G)))
     assert step_metrics(2, nothing, 0)["learning_rate"] == 0
 
 
@@ -162,8 +162,8 @@ def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts, num_itera
     for name in ("equal", "", "one prompt", "", "NaN", ""):
         with monkeypatch.context() as patched:
             if name == "NaN":
-                patched.setattr(ScoreTape, "accumulate", lambda tape, coef_S, groups: torch.full((P,), torch.nan))
-            result = learner.learn(each.get(name) or samples_of(rollouts, differ))
+                patched.setattr(estimators, "squared_norm", lambda parameters: torch.nan)
+            result = learn(learner, each.get(name) or samples_of(rollouts, differ))
         rates.append([update.learning_rate for update in result.updates])
     course = [0.1 * (1 - update / (100 * num_iterations)) for update in range(6 * num_iterations)]
     by_step = [course[start : start + num_iterations] for start in range(0, len(course), num_iterations)]

@@ -9,6 +9,7 @@ from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.settings import AlgorithmConfig, OptimConfig, PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.step import Batch
+from oblrpo.step.flow import ImportanceWeights
 from oblrpo.trainer.peak_memory import peak_memory
 from oblrpo.trainer.setup import make_learner
 
@@ -24,11 +25,11 @@ def few_objects_to_collect():
     gc.unfreeze()
 
 
-def learner_of(tokens=0, beta=0.0, **optim):
+def learner_of(tokens=0, beta=0.0, look_steps=0, **optim):
     rollout = RolloutConfig(
         prompts_per_step=P, num_generations=G, max_completion_length=LONGEST, tokens_per_micro_batch=tokens
     )
-    scores = ScoresConfig(ledger_steps=0, calibration_steps=0)
+    scores = ScoresConfig(ledger_steps=0, look_steps=look_steps)
     config = TrainConfig(
         policy=SIZES, rollout=rollout, scores=scores, optim=OptimConfig(**optim), algorithm=AlgorithmConfig(beta=beta)
     )
@@ -36,28 +37,30 @@ def learner_of(tokens=0, beta=0.0, **optim):
     return make_learner(make_policy(config.policy), None, config), config
 
 
-@pytest.mark.parametrize("tokens", [0, 600])  # 1,536 tokens at once, whose probabilities are made again; 512, kept
+@pytest.mark.parametrize("tokens", [0, 600])  # a half of 1,536 tokens at once; 512
 def test_activations_are_predicted(tokens):
     learner, config = learner_of(tokens)
-    core, parameters = learner.core, learner.core.policy.parameters
+    parameters = learner.policy.parameters
     before = [p.detach().clone() for p in parameters]
     predicted = peak_memory(learner, config, PROMPT, libraries=1)
-    assert predicted.tokens == (P if not tokens else tokens // (G * (PROMPT + LONGEST))) * G * (PROMPT + LONGEST)
+    together = P // 2 if not tokens else tokens // (G * (PROMPT + LONGEST))  # a half of the prompts at a time
+    assert predicted.tokens == together * G * (PROMPT + LONGEST)
     assert all(map(torch.equal, before, parameters))
     assert all(p.grad is None for p in parameters)
     ids_ST = torch.randint(250, (P * G, PROMPT + LONGEST))
     mask_ST = torch.ones_like(ids_ST)
     own_ST = mask_ST.clone()
     own_ST[:, :PROMPT] = 0
-    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, PROMPT), torch.rand(P, G), None, core.algorithm)
-    peak = peak_bytes(lambda: core.gradient(batch, core.baseline.begin(None, batch)), "cpu")
+    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, PROMPT), torch.rand(P, G), None, learner.algorithm)
+    weights, below_PG = ImportanceWeights(learner.ratio), torch.full((P, G), -1.0)
+    peak = peak_bytes(lambda: learner.gradient(batch, below_PG, weights), "cpu")
     assert predicted.activations + predicted.gradient == pytest.approx(peak, rel=0.15)
 
 
 def test_what_is_there_all_the_time():
     learner, config = learner_of(600)
     found = peak_memory(learner, config, PROMPT, libraries=10**6)
-    weights = 4 * sum(p.numel() for p in learner.core.policy.parameters)
+    weights = 4 * sum(p.numel() for p in learner.policy.parameters)
     assert (found.weights, found.gradient, found.optimizer, found.copy) == (weights, weights, 2 * weights, weights)
     assert found.update == weights // 2
     assert found.total == 10**6 + 4.5 * weights + found.activations + found.slack
@@ -97,7 +100,7 @@ def test_the_trials_have_no_padding_whose_gradient_of_zeros_is_endless(monkeypat
     )
     learner, config = learner_of()
     ids = torch.arange(48) % 7
-    ids[0] = learner.core.policy.pad_token
+    ids[0] = learner.policy.pad_token
     monkeypatch.setattr(torch, "randint", lambda most, shape, **_: ids[: shape[1]].expand(shape).clone())
     assert peak_memory(learner, config, PROMPT, libraries=0).activations > 0
 

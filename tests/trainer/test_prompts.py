@@ -11,9 +11,9 @@ from oblrpo.rollout import TransformersSampler, join
 from oblrpo.settings import RolloutConfig, TrainConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tasks import DataTask, Problem
-from oblrpo.trainer.learner import Prompts
 from oblrpo.trainer.loop import step_metrics
 from oblrpo.trainer.setup import check
+from oblrpo.trainer.task import Prompts
 from tests.trainer.learners import learner_of
 
 G, LONGEST = 3, 4
@@ -56,7 +56,8 @@ def test_rows_of_several_rollouts_come_together_as_they_were(tiny_policy):
     for name in ("ids_ST", "mask_ST", "own_ST"):
         assert torch.equal(getattr(back.sequences, name), getattr(second.sequences, name))
     assert torch.equal(back.sampler_logps_SC, second.sampler_logps_SC)
-    assert torch.equal(back.entropy_S, second.entropy_S)
+    for name, values in vars(second.features).items():
+        assert torch.equal(getattr(back.features, name), values)
     swapped = whole.at(torch.tensor([3, 0]))
     assert swapped.completions == [first.completions[3], first.completions[0]]
     assert torch.equal(swapped.sequences.lengths_S, first.sequences.lengths_S[[3, 0]])
@@ -136,7 +137,7 @@ def test_a_step_has_as_many_completions_as_are_said_to_be_the_most(prompts, refu
 def test_updates_on_a_batch_share_the_way_of_its_step(tiny_policy, num_iterations):
     """The schedule knows how many there are, and warms up by steps."""
     settings = {"num_iterations": num_iterations, "warmup_steps": 4}
-    schedule = learner_of(tiny_policy, "oblrpo_shrunk", lr=1e-3, **settings).core.schedule
+    schedule = learner_of(tiny_policy, "oblrpo_shrunk", lr=1e-3, **settings).schedule
     assert (schedule.settings.updates, schedule.warmup) == (num_iterations, 4 * num_iterations)
 
 

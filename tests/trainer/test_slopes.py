@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oblrpo.estimators.measured_rate import SCALE_MEMORY
-from oblrpo.estimators.slope import Slope
+from oblrpo.estimators.measured_rate import SCALE_MEMORY, Slope
 from oblrpo.policy import make_policy
 from oblrpo.policy.adapters import add_adapter
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
-from tests.trainer.learners import learner_of, samples_of
+from tests.trainer.learners import learn, learner_of, samples_of
 
 P, G = 4, 3
 CLIPPED = {"max_grad_norm": 1e-2}  # some hundredths of the gradients here
@@ -42,7 +41,7 @@ def policy_of(lora):
 
 def in_two_groups(learner):
     """Every second parameter in a group of its own, whose rate is three times as high."""
-    optimizer = learner.core.optimizer
+    optimizer = learner.optimizer
     first = optimizer.param_groups[0]
     second, first["params"] = first["params"][1::2], first["params"][::2]
     optimizer.add_param_group({"params": second, "lr": 3 * first["lr"]})
@@ -64,14 +63,14 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
     observe = Slope.observe
 
     def observed(slope, value, length, prompts):
-        schedule = learner.core.schedule  # what it predicts is the batch's scale with a part of its own
+        schedule = learner.schedule  # what it predicts is the batch's scale with a part of its own
         own = (1 - SCALE_MEMORY) * schedule.average.scale
         seen.append(value * length * math.sqrt((schedule.rule.state.scale - own) / SCALE_MEMORY))
         observe(slope, value, length, prompts)
 
-    def taken(samples, batch, *more):
-        gradient = gradient_of(samples, batch, *more)
-        if batch.fresh:  # the first of a batch: what the update before it has gained or lost
+    def taken(batch, baseline_PG, importance):
+        gradient = gradient_of(batch, baseline_PG, importance)
+        if importance.old_token_logps_SC is None:  # the first of a batch: what the update before it has gained or lost
             moved = zip(policy.parameters, weights, strict=True)
             expected.append(-sum(float((p.grad.double() * (p.detach() - before)).sum()) for p, before in moved))
             weights[:] = [p.detach().clone() for p in policy.parameters]
@@ -84,12 +83,12 @@ def test_the_slope_is_of_the_whole_gradient_and_the_update(monkeypatch, name, cl
         samples = samples_of(sample(policy, ["a", "bc", "d", "ef"], G, 5, 1.0), torch.rand(P, G))
         if skip and step == 3:
             with monkeypatch.context() as broken:
-                broken.setattr(ScoreTape, "norm2", lambda *_: torch.full((P * G,), math.inf))
-                assert not learner.learn(samples, step).updates
+                broken.setattr(ScoreTape, "gram", lambda *_: torch.full((P, G, G), math.inf))  # of a look
+                assert not learn(learner, samples, step).updates
         if resume and step == 3:
             state, learner = copy.deepcopy(learner.state_dict()), learner_of(policy, "oblrpo_shrunk", lr=1e-2, **more)
             learner.load_state_dict(state, "a run")
             gradient_of, learner.gradient = learner.gradient, taken
-        assert learner.learn(samples, step).updates
+        assert learn(learner, samples, step).updates
     assert len(seen) == 3
     assert seen == pytest.approx(expected[1:], rel=0.02)  # the update is kept in bfloat16

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.policy import tokens_of
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.settings import TrainConfig
 from oblrpo.settings.train import WarmStartConfig
 from oblrpo.tasks import DataTask, Problem

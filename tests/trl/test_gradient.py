@@ -18,10 +18,10 @@ from trl import GRPOTrainer
 
 from oblrpo import estimators
 from oblrpo.adapters.trl.gradient import sequences_of
+from oblrpo.adapters.trl.taped import drawn
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.scores import CalibratedProxy, Features
-from oblrpo.step.ledger import drawn
 from tests.trl.support import PROMPTS, Capture, flat, ours, reward, scores, tiny_policy
 
 G = 4
@@ -201,8 +201,7 @@ def test_calibrated_weights_predict_before_they_learn(tmp_path, given):
         before = policy_of(trainer, update)
         with torch.no_grad():
             found = [before.logps(sequences_of(batch)) for batch in update["batch"]]
-        parts = zip(*(vars(each.features).values() for each in found), strict=True)
-        features = Features(*(torch.cat(part) for part in parts))
+        features = Features.join([each.features for each in found])
         scores_SN = torch.cat([scores(before, batch) for batch in update["batch"]])
         rewards_PG = torch.cat([batch["rewards"] for batch in update["batch"]]).view(-1, G)
         b = estimators.baseline("oblr", rewards_PG, norm2_PG=proxy.predict(features).view(-1, G))

@@ -257,7 +257,7 @@ def features(mask, seed):
     """Features of these rows; zeros where there is no token."""
     generator = torch.Generator().manual_seed(seed + 1)
     length_S = mask.sum(1).double()
-    others_SK = torch.rand(len(mask), 3, generator=generator).double() * torch.tensor([1.0, -1.0, 1.0])
+    others_SK = torch.rand(len(mask), 3, generator=generator).double() * torch.tensor([-1.0, 1.0, 1.0])
     return torch.cat([length_S[:, None], others_SK * length_S[:, None]], 1)
 
 

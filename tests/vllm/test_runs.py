@@ -62,7 +62,7 @@ def opened(monkeypatch):
     [
         {},
         {"dynamic_sampling": 2, "num_iterations": 2, "warm_start_steps": 2},
-        {"score_norms": "logit", "lora": "{r: 2}"},
+        {"score_norms": "length", "lora": "{r: 2}"},
         {"optimizer": "AdamWScheduleFree", "schedule": "off"},
     ],
     ids=["plain", "several", "proxy-lora", "schedule-free"],

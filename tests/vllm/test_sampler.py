@@ -144,7 +144,7 @@ def test_log_probabilities_are_enough_for_the_entropy(policy, sampler):
     drawn = drawn_by(sampler, count=200, longest=1, temperature=0.7)
     with torch.no_grad():
         exact = policy.logps(drawn.sequences, 0.7).features
-    of_one, of_all = drawn.entropy_S.double(), exact.entropy_S.double()
+    of_one, of_all = drawn.features.entropy_S.double(), exact.entropy_S.double()
     error = float((of_one - of_all).std()) / len(of_one) ** 0.5
     assert float(of_one.mean()) == pytest.approx(float(of_all.mean()), abs=4 * error)
 

@@ -67,14 +67,12 @@ class TrainKeywords(SharedKeywords, total=False):
     weighting: str
     reward_clip: float
     beta: float
-    train_on: Literal["exact", "all"]
     num_iterations: int
     ratio: str
     epsilon: float | None
     epsilon_high: float | None
-    score_method: str
-    score_norms: str
-    calibration_steps: int
+    look_steps: int | None
+    score_norms: Literal["calibrated", "length", "logit"]
     ledger_steps: int | None
     optimizer: str
     learning_rate: float

@@ -127,11 +127,10 @@ class RolloutConfig(SamplerConfig):
     temperature: Annotated[float, Range(0.001)] = 1.0
     """Sampling temperature; the policy is trained at this temperature."""
     prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
-    """Prompts per micro-batch. 0: all. It changes the memory needed, and what `oblr_shrunk` knows of other prompts:
-    only those of earlier micro-batches."""
+    """Prompts whose completions are as many as a micro-batch has at most. 0: all. It changes the memory needed."""
     tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, ADJUSTABLE] = 0
-    """Tokens per micro-batch, padding included, in complete groups sorted by length. 0: no limit. `oblr_shrunk` then
-    knows of other prompts only from earlier steps."""
+    """Tokens per micro-batch, padding included, in completions sorted by length; a look takes complete groups. 0: no
+    limit."""
     sampler_correction: str = "auto"
     """Correction for a sampler whose probabilities are not the trainer's. truncated: each completion is weighted by
     min(C, pi / sampler) with C = 3; truncated:2, another C; untruncated: by pi / sampler; measured: the difference
@@ -162,10 +161,12 @@ class AlgorithmConfig:
     """The gradient estimator. `algorithm` names a row of the table; the three below replace one of its entries."""
 
     algorithm: str = "oblrpo_shrunk"
-    """Algorithm: oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
+    """Algorithm: oblrpo, oblrpo_shrunk, oblrpo_lazy, oblrpo_thrifty, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo,
+    vcpo or js."""
     baseline: str = ""
     """Baseline subtracted from rewards: none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal,
-    leave-one-out), oblr_shrunk (the same, shrunk towards other prompts), opo, eob, vcpo, or a function of yours as
+    leave-one-out), oblr_shrunk (the same, shrunk towards other prompts), oblr_lazy (the same, but the others' reward
+    where they agree), oblr_thrifty (the cheaper of these two), opo, eob, vcpo, or a function of yours as
     file.py:function. Empty: the algorithm's."""
     normalisation: str = ""
     """Divisor of advantages: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
@@ -177,8 +178,6 @@ class AlgorithmConfig:
     beta: Annotated[float, Range(0)] = 0.0
     """KL penalty: price in reward per nat of log(pi / pi_ref) of a completion, pi_ref being the policy before the first
     step. 0: none, and no reference is kept."""
-    train_on: Literal["exact", "all"] = "exact"
-    """Completions that the gradient is taken of: exact (all but those known to add 0), or all."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; the `ratio` weighs those after the first."""
     ratio: Annotated[str, ONE_UPDATE] = ""
@@ -195,16 +194,15 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True)
 class ScoresConfig:
-    """How one backward gives squared score norms and the gradient, and what weighs rewards in the baseline."""
+    """How often exact scores are looked at, and what weighs rewards in the baseline where they are not."""
 
-    score_method: str = "auto"
-    """What is kept of a backward for norms and gradient, all exact: auto, gram, instantiate, or two_pass (nothing)."""
-    score_norms: str = "exact"
-    """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length,
-    logit, calibrated (a regression on exact norms of earlier steps)."""
-    calibration_steps: Annotated[int, Range(0)] = 10
-    """Steps between those in which both exact norms and proxies are computed: their agreement is logged, `calibrated`
-    learns, and a baseline without weights shows its norms. 0: never."""
+    look_steps: Annotated[int | None, Range(0)] = None
+    """Steps between looks, which take exact scores and their norms; the first five steps have one each. 1: every step
+    looks at all prompts, as in the paper; else at as many as 2 % of the run's work pays for. 0: none does. None: 10, or
+    1 with a schedule that needs it (debiased, plugin)."""
+    score_norms: Literal["calibrated", "length", "logit"] = "calibrated"
+    """Weights of rewards in oblr baselines: calibrated (exact norms if all prompts were looked at, else a regression on
+    those of earlier looks), or always a proxy: length, logit."""
     ledger_steps: Annotated[int | None, Range(0)] = None
     """Steps between ledgers, besides that of step 1: the variance of the gradient under every baseline, at the cost of
     about two steps. 0: none. None: whenever 2 % of the run's work pays for one."""

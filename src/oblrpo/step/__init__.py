@@ -1,19 +1,23 @@
-"""The step of OBLR-PO: the paper's Algorithm 1 in `algorithm1`, what flows through it in `flow`, and its extras."""
+"""The step of OBLR-PO: written once in `step`, what flows through it in `flow`, exact scores in `look`, its extras."""
 
-from oblrpo.step.algorithm1 import Algorithm1, Movement, add_to_gradient
-from oblrpo.step.baseline import SCORE_NORMS, BaselinePass, StepBaseline
-from oblrpo.step.flow import Batch, Gradient, Part, Samples, Update
+from oblrpo.step.baseline import BaselinePass, StepBaseline
+from oblrpo.step.flow import NO_SIGNAL, Batch, Gradient, Samples, StepResult, Update
+from oblrpo.step.look import Look, LookAtBatch, Looks, counted
+from oblrpo.step.step import Learner, Movement
 
 __all__ = [
-    "SCORE_NORMS",
-    "Algorithm1",
+    "NO_SIGNAL",
     "BaselinePass",
     "Batch",
     "Gradient",
+    "Learner",
+    "Look",
+    "LookAtBatch",
+    "Looks",
     "Movement",
-    "Part",
     "Samples",
     "StepBaseline",
+    "StepResult",
     "Update",
-    "add_to_gradient",
+    "counted",
 ]

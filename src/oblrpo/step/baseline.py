@@ -10,47 +10,37 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES
-from oblrpo.policy import Logps
+from oblrpo.estimators.baselines import TIES
+from oblrpo.policy.sequences import rows_of
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, agreement
-from oblrpo.step.flow import Batch, Gradient
+from oblrpo.step.flow import Batch
+from oblrpo.step.look import LookAtBatch
 
-SCORE_NORMS = ("exact", *PROXIES, "calibrated")
-"""What the setting `score_norms` may be: exact squared score norms, or a proxy that needs no backward."""
+SCORE_NORMS = ("calibrated", *PROXIES)
+"""What the setting `score_norms` may be, where there was no look."""
 
 
 class StepBaseline:
-    """The past of a baseline: the prior, and the calibrated proxy. `BaselinePass` only reads it, but for `compare`.
+    """The past of a baseline: the prior, and the calibrated proxy of score norms. A `BaselinePass` only reads it.
 
     Args:
         name: a key of `estimators.BASELINES`.
         score_norms: what weighs rewards, one of `SCORE_NORMS`.
-        every: steps between two in which exact norms and all proxies are both taken, and compared; 0: never.
-        past_only: whether the prior comes from earlier steps alone. It has to where lengths decide which prompts go
-            through the model together: what a prompt's own outputs have chosen must not reach its baseline. It does
-            where processes, each of which sees a part of a batch, are to agree with one that sees all of it.
+        past_only: whether the prior comes from earlier steps alone. It has to where processes, each of which sees a
+            part of a batch, are to agree with one that sees all of it.
     """
 
-    def __init__(self, name: str, score_norms: str = "exact", every: int = 0, past_only: bool = False) -> None:
-        self.name, self.score_norms, self.every = name, score_norms, every
+    def __init__(self, name: str, score_norms: str = "calibrated", past_only: bool = False) -> None:
+        self.name, self.score_norms = name, score_norms
         self.weighted, self.exact = "norm2_PG" in BASELINES[name].needs, score_norms == "exact"
         self.prior = estimators.Prior(past_only=past_only)
         self.calibrated = CalibratedProxy()
 
-    def begin(self, step: int | None = None, batch: Batch | None = None) -> BaselinePass:
-        """Begin a pass over a batch; all of it is given for a baseline that is known before any forward.
-
-        `step` is the number of the step, by which norms and their proxies are compared; None in later passes over the
-        same batch, which compare nothing.
-        """
-        compares = step is not None and self.every > 0 and step % self.every == 0
-        known_PG = None if batch is None else batch.baseline_PG
+    def begin(self) -> BaselinePass:
+        """Begin a pass over a batch."""
         # A copy: what this pass observes is part of the past only once the step has come to its end.
-        begun = BaselinePass(self, copy.deepcopy(self.prior), compares, known_PG)
-        if batch is not None and known_PG is None and not self.weighted:
-            begun.known_PG = begun.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT)
-        return begun
+        return BaselinePass(self, copy.deepcopy(self.prior))
 
     def end_step(self, first: BaselinePass) -> None:
         """Make what the first pass over the batch has seen a part of the past."""
@@ -61,6 +51,16 @@ class StepBaseline:
         """Weights of rewards by a proxy, (S,), which depend on the completion and on earlier steps only."""
         name = name or self.score_norms
         return self.calibrated.predict(features) if name == "calibrated" else PROXIES[name](features)
+
+    def weights(self, proxy_PG: Tensor, look: LookAtBatch | None, prompts: int) -> Tensor:
+        """The weights of rewards, (P, G): exact squared norms if all `prompts` that take part were looked at.
+
+        Else they are the proxy's, of all prompts: its level follows that of the norms from look to look, so that exact
+        ones beside it would weigh several times too much in what prompts say of each other.
+        """
+        if look is None or self.score_norms != "calibrated" or len(look.prompts_P) < prompts:
+            return proxy_PG
+        return proxy_PG.index_copy(0, look.prompts_P, look.look.norm2_PG.to(proxy_PG))
 
     def state_dict(self) -> dict[str, Any]:
         """The prior and what the calibrated proxy has learned."""
@@ -74,51 +74,11 @@ class StepBaseline:
 
 @dataclass
 class BaselinePass:
-    """One pass over a batch. Only `prior` changes: it takes in one micro-batch after the other."""
+    """One pass over a batch. Only `prior` changes: it takes in one block of prompts after the other."""
 
     past: StepBaseline
     prior: estimators.Prior
     """The prior with what this pass has seen."""
-    compares: bool
-    """Whether exact norms and proxies are both taken."""
-    known_PG: Tensor | None
-    """The baseline of the whole batch, where no forward is needed to know it."""
-
-    def takes_norms(self, fixed_PG: Tensor | None = None) -> bool:
-        """Whether score norms are taken: to compare proxies with, or to weigh rewards by where no baseline is fixed."""
-        return self.compares or (self.past.exact and self.known_PG is None and fixed_PG is None)
-
-    def __call__(self, part: Batch, logps: Logps, rho_PG: Tensor, tape: Any) -> tuple[Tensor, Tensor | None]:
-        """The baseline b of every output of a micro-batch, (P, G), and the score norms, (S,), where they were taken."""
-        norm2_S = None
-        if self.takes_norms(part.baseline_PG):
-            norm2_S = tape.norm2()
-            check_finite("score norm", norm2_S)
-        if part.baseline_PG is not None:
-            return part.baseline_PG, norm2_S
-        if self.known_PG is not None:
-            return self.known_PG.flatten()[part.index_S].view(part.shape), norm2_S
-        weight_PG = self.weights(logps, norm2_S).view(part.shape)
-        return self.of(part.rewards_PG, part.valid_PG, part.own_PGT, weight_PG, rho_PG), norm2_S
-
-    def compare(self, gradient: Gradient) -> dict[str, float]:
-        """How well every proxy agrees with exact norms, in passes that compare them; the calibrated one then learns."""
-        parts, G = [part for part in gradient.parts if part.norm2_S is not None], gradient.batch.shape[1]
-        if not self.compares or not parts or G < 2:
-            return {}
-        valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
-        norm2_S = torch.cat([part.norm2_S for part in parts if part.norm2_S is not None])
-        features = Features.join([part.logps.features for part in parts])
-        found = {name: agreement(self.past.by_proxy(features, name), norm2_S, G, valid_S) for name in PROXIES}
-        found["calibrated"] = self.past.calibrated.observe(features, norm2_S, G, valid_S)
-        return {f"score_norm2/agreement_{name}": value for name, value in found.items()}
-
-    def weights(self, logps: Logps, norm2_S: Tensor | None) -> Tensor:
-        """The weights of rewards, (S,): exact squared norms, or the proxy of the settings."""
-        if not self.past.exact:
-            return self.past.by_proxy(logps.features)
-        assert norm2_S is not None
-        return norm2_S
 
     def of(
         self,
@@ -126,17 +86,41 @@ class BaselinePass:
         valid_PG: Tensor,
         own_PGT: Tensor | None = None,
         norm2_PG: Tensor | None = None,
-        rho_PG: Tensor | None = None,
     ) -> Tensor:
         """The baseline of every output, (P, G); the prior of what follows in this pass takes the outputs in.
 
         own_PGT are the policy's own tokens, for a baseline that looks at lengths, and norm2_PG the weights, for one
-        that takes some. Importance weights rho_PG are 1 if None.
+        that takes some.
         """
         inputs = {} if own_PGT is None else estimators.baseline_inputs(own_PGT, norm2_PG)
-        baseline_PG = estimators.baseline(
-            self.past.name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=self.prior, **inputs
-        )
+        baseline_PG = estimators.baseline(self.past.name, rewards_PG, valid_PG=valid_PG, prior=self.prior, **inputs)
         if self.past.weighted and norm2_PG is not None:
-            self.prior.observe(rewards_PG, norm2_PG if rho_PG is None else norm2_PG * rho_PG**2, valid_PG)
+            self.prior.observe(rewards_PG, norm2_PG, valid_PG)
         return baseline_PG
+
+    def learn(self, look: LookAtBatch, features: Features, batch: Batch, weight_PG: Tensor) -> dict[str, float]:
+        """Take in a look, once b was taken; return how well each proxy agreed with its norms, the fitted one before it.
+
+        What a look says of ties is what `Prior.lazy` decides by in later steps.
+        """
+        P, gram_PGG, norm2_S = look.prompts_P, look.look.gram_PGG, look.look.norm2_PG.flatten()
+        G, features, valid_S = (
+            gram_PGG.shape[1],
+            features.at(rows_of(P, gram_PGG.shape[1])),
+            batch.valid_PG[P].flatten(),
+        )
+        agreements = {name: agreement(self.past.by_proxy(features, name), norm2_S, G, valid_S) for name in PROXIES}
+        agreements["calibrated"] = self.past.calibrated.observe(features, norm2_S, G, valid_S)
+        if self.past.name == "oblr_thrifty":
+            norms, shares = list[Tensor](), list[Tensor]()
+            for lazy in TIES:
+                prior = copy.copy(self.past.prior)
+                prior.lazy = lazy
+                b_PG = estimators.baseline(
+                    "oblr_thrifty", batch.rewards_PG, valid_PG=batch.valid_PG, norm2_PG=weight_PG, prior=prior
+                )
+                a_PG = estimators.advantages(batch.rewards_PG, b_PG, batch.valid_PG)
+                norms.append((estimators.group_norm2(gram_PGG, a_PG[P]) / batch.count_P[P].square()).mean())
+                shares.append((a_PG[batch.valid_PG] != 0).double().mean())
+            self.prior.observe_ties(torch.stack(norms), torch.stack(shares))
+        return {f"score_norm2/agreement_{name}": value for name, value in agreements.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 from oblrpo.errors import check_finite
 from oblrpo.estimators import kl_in_reward
 from oblrpo.policy import Policy, Sequences
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.sequences import MicroBatches
 
 
 class Reference:

@@ -1,7 +1,6 @@
-"""The run: Algorithm 1 with what a run adds to it (`learner`), and the steps around it (`loop`)."""
+"""The run: the steps, and what stands around them (`loop`)."""
 
-from oblrpo.step import Gradient, Update
-from oblrpo.trainer.learner import Learner, StepResult
+from oblrpo.step import Gradient, Learner, StepResult, Update
 from oblrpo.trainer.loop import Trainer
 
 __all__ = ["Gradient", "Learner", "StepResult", "Trainer", "Update"]

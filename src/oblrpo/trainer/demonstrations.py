@@ -11,7 +11,7 @@ import torch
 from oblrpo.errors import InputError, check_finite
 from oblrpo.objects import Objects
 from oblrpo.policy import Policy, Prompt, Sequences, tokens_of
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE

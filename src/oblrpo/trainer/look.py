@@ -25,8 +25,8 @@ from oblrpo.runs.state_files import load_state
 from oblrpo.scores.proxies import agreement
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
+from oblrpo.step import Learner
 from oblrpo.tasks import Task
-from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
 
@@ -38,7 +38,7 @@ FIRST_STEP = 2_000_000
 
 
 @dataclass(frozen=True)
-class Look:
+class Findings:
     """What was measured, as means over batches with 95 % intervals by Student's t."""
 
     step: int
@@ -134,10 +134,10 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Looks:
+class LookReport:
     """Looks at several policies of one run, the newest first, and the mean of their N SNR."""
 
-    policies: tuple[Look, ...]
+    policies: tuple[Findings, ...]
     requested: int
     """Policies that were requested; there may be fewer."""
 
@@ -177,7 +177,7 @@ class Looks:
 GOOD = 0.9  # the correlation from which on a proxy is called good: four fifths of the spread
 
 
-def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> Looks:
+def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> LookReport:
     """Measure the newest whole checkpoints of a run of ours.
 
     Args:
@@ -212,7 +212,7 @@ def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> Looks:
     looks = (
         _summed_up(batches, step, size, config, logged.get(step)) for step, batches in zip(steps, taken, strict=True)
     )
-    return Looks(tuple(looks), checkpoints)
+    return LookReport(tuple(looks), checkpoints)
 
 
 def _whole_steps(folder: RunFolder, most: int) -> list[int]:
@@ -254,20 +254,23 @@ def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: i
     """Sample and score a batch; None where fewer than two of its prompts have rewards."""
     torch.manual_seed(seed_of(config.run.seed, FIRST_STEP + number))
     sampled = learner.sample(problems)
-    core, (charged, _) = learner.core, learner.charged(sampled)
-    taken = learner.ledger.take(core.batch(charged), core.baseline.prior, number, learner.weights(charged))
-    if taken is None:
+    charged, _ = learner.charged(sampled)
+    batch = learner.batch(charged)
+    if not batch.prompts:
         return None
-    G, chosen_P, norm2_S = config.rollout.num_generations, taken.prompts_P, taken.norm2_S.double()
+    looked = learner.looks.at(batch, batch.count_P.nonzero().flatten(), seed=number)
+    if (ledger := learner.looks.ledger(looked, batch, learner.baseline.prior, learner.weights(charged))) is None:
+        return None
+    G, chosen_P, norm2_S = config.rollout.num_generations, looked.prompts_P, looked.look.norm2_PG.flatten().double()
     lengths_S = sampled.rollouts.sequences.lengths_S.view(-1, G)[chosen_P].flatten().to(norm2_S)
     valid_S = sampled.valid_PG[chosen_P].flatten()
     reward = float(sampled.rewards_PG[sampled.valid_PG].mean())
-    return _Batch(reward, taken.ledger, agreement(lengths_S, norm2_S, G, valid_S))
+    return _Batch(reward, ledger, agreement(lengths_S, norm2_S, G, valid_S))
 
 
 def _summed_up(
     batches: Sequence[_Batch], step: int, size: int, config: TrainConfig, run_n_snr: float | None = None
-) -> Look:
+) -> Findings:
     own = resolve(config.algorithm, config.optim).baseline
     entries, P = [batch.ledger.entries[own] for batch in batches], config.rollout.prompts_per_step
     signal, noise = mean([entry.signal2 for entry in entries]), mean([entry.variance for entry in entries]).value
@@ -282,7 +285,7 @@ def _summed_up(
         ]
         for name in batches[0].ledger.entries
     }
-    return Look(
+    return Findings(
         step=step,
         prompts=size,
         outputs=config.rollout.num_generations,

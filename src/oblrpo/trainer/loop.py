@@ -33,15 +33,13 @@ from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, adjustable, flatten
-from oblrpo.step import Update
-from oblrpo.step.algorithm1 import NO_SIGNAL
+from oblrpo.step import NO_SIGNAL, StepResult
 from oblrpo.tasks import Problem
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
-from oblrpo.trainer.learner import Prompts, StepResult
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
 from oblrpo.trainer.setup import adjust, check, make_learner, policy_of, row_batches, set_threads
-from oblrpo.trainer.task import drop_long_prompts, sources_of, task_of
+from oblrpo.trainer.task import Prompts, drop_long_prompts, sources_of, task_of
 
 
 def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
@@ -70,39 +68,40 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
         **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
-        **(_update_metrics(step.updates) if step.updates else NO_UPDATE),
+        **(_update_metrics(step) if step.updates else NO_UPDATE),
         **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
-        **({} if step.entropy is None else _without_signal(step.entropy, valid_PG)),
-        "skipped": float(bool(step.skipped) or step.entropy is not None),
+        **(_without_signal(valid_PG) if step.without_signal else {}),
+        "entropy": float(step.samples.features.entropy_S.sum() / sequences.lengths_S.sum()),
+        "skipped": float(bool(step.skipped) or step.without_signal),
         "num_tokens": tokens,
     }
 
 
 NO_UPDATE = dict.fromkeys(
-    ("entropy", "grad_norm", "snr", "snr_low", "snr_high", "n_snr", "critical_batch_size", "signal2", "trace_cov",
+    ("grad_norm", "snr", "snr_low", "snr_high", "n_snr", "critical_batch_size", "signal2", "trace_cov",
      "baseline/mean", "baseline/spread"), math.nan
 ) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0,
      "completions/trained_ratio": 0.0}  # fmt: skip
 
 
-def _without_signal(entropy: float, valid_PG: Tensor) -> dict[str, float]:
+def _without_signal(valid_PG: Tensor) -> dict[str, float]:
     """What a step says in which no reward differed from another."""
-    masked = 1 - valid_PG.any(1).float().mean().item()
-    return NO_SIGNAL | {"grad_norm": 0.0, "frac_prompts_masked": masked, "entropy": entropy}
+    return NO_SIGNAL | {"grad_norm": 0.0, "frac_prompts_masked": 1 - valid_PG.any(1).float().mean().item()}
 
 
-def _update_metrics(updates: list[Update]) -> dict[str, Any]:
-    first, gradient = updates[0], updates[0].gradient
-    last = next((update for update in reversed(updates) if update.gradient.norm2), first)
-    valid_PG, part_P = gradient.batch.valid_PG, gradient.batch.part_P
-    baseline_P = torch.where(valid_PG, gradient.baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
+def _update_metrics(step: StepResult) -> dict[str, Any]:
+    first, gradient, baseline_PG = step.updates[0], step.updates[0].gradient, step.baseline_PG
+    assert baseline_PG is not None
+    last = next((update for update in reversed(step.updates) if update.gradient.norm2), first)
+    valid_PG, part_P = gradient.batch.valid_PG, gradient.batch.count_P > 0
+    baseline_P = torch.where(valid_PG, baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
     norms = {}
-    if gradient.norm2_PG is not None:
-        norm2_N, rewards_N = gradient.norm2_PG[valid_PG], gradient.batch.rewards_PG[valid_PG]
+    if step.norm2_PG is not None:
+        known_PG = valid_PG & step.norm2_PG.isfinite()
+        norm2_N, rewards_N = step.norm2_PG[known_PG], gradient.batch.rewards_PG[known_PG]
         norms = {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
     return {
-        "completions/trained_ratio": gradient.trained_share,
-        "entropy": gradient.entropy,
+        "completions/trained_ratio": gradient.trained_S.double().mean().item(),
         "grad_norm": gradient.norm2**0.5,
         "learning_rate": last.learning_rate,
         "lr_factor": last.factor,
@@ -111,14 +110,14 @@ def _update_metrics(updates: list[Update]) -> dict[str, Any]:
         "snr_high": last.snr_interval[1],
         "n_snr": last.smoothed.n_snr,
         "critical_batch_size": last.smoothed.critical_batch_size,
-        "signal2": gradient.moments.signal2,
-        "trace_cov": gradient.moments.trace_cov,
+        "signal2": first.moments.signal2,
+        "trace_cov": first.moments.trace_cov,
         **norms,
         "baseline/mean": baseline_P.mean().item(),
         "baseline/spread": baseline_P.std().item(),
         "frac_prompts_masked": 1 - part_P.float().mean().item(),
         **({} if last.kl is None else {"step_kl": last.kl, "step_kl_target": last.target_kl}),
-        **first.further,
+        **step.further,
     }
 
 
@@ -157,11 +156,12 @@ def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
 
 def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str, Any]]:
     """One record a completion, for `completions/step_N.jsonl`; None stands for what a masked completion lacks."""
-    samples, gradient = step.samples, step.updates[0].gradient if step.updates else None
+    samples = step.samples
     baseline_PG = advantages_PG = nothing_PG = torch.full_like(samples.rewards_PG, math.nan)
-    if gradient is not None:
+    if step.updates and step.baseline_PG is not None:
+        gradient = step.updates[0].gradient
         counted_PG = gradient.batch.valid_PG
-        baseline_PG = torch.where(counted_PG, gradient.baseline_PG, nothing_PG)
+        baseline_PG = torch.where(counted_PG, step.baseline_PG, nothing_PG)
         advantages_PG = torch.where(counted_PG, gradient.advantages_PG, nothing_PG)
     columns = {
         "reward": torch.where(samples.valid_PG, samples.rewards_PG, nothing_PG),
@@ -170,8 +170,8 @@ def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str,
         "length": samples.rollouts.sequences.lengths_S,
         "clipped": samples.rollouts.clipped_S,
     }
-    if gradient is not None and gradient.norm2_PG is not None:
-        columns["score_norm2"] = gradient.norm2_PG
+    if step.norm2_PG is not None:
+        columns["score_norm2"] = step.norm2_PG
     if step.kl_PG is not None:
         columns["kl"] = step.kl_PG
     values = {
@@ -350,7 +350,7 @@ class Trainer:
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)
-        use_averaged_weights(self.learner.core.optimizer)
+        use_averaged_weights(self.learner.optimizer)
 
     def _steps(self, progress: Progress) -> None:
         begun = self.done is not None
@@ -385,7 +385,7 @@ class Trainer:
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
         if lost := getattr(self.policy.model, "left_out", None):
             without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, as {min(lost)}\n"
-        engine = f" in {dtype}" if (dtype := getattr(self.learner.core.sampler, "dtype", "")) else ""
+        engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
         return (
@@ -442,7 +442,7 @@ class Trainer:
         rate, rows = peak_rate(self.config, self.policy), row_batches(self.config.rollout)
         with self.learner.clock.part("warm_start"):
             warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, observe, rows)
-            self.learner.core.sampler.sync(self.policy)
+            self.learner.sampler.sync(self.policy)
         return metrics
 
     def _step(self, step: int) -> tuple[dict[str, Any], str]:
@@ -465,10 +465,16 @@ class Trainer:
         if progress:  # there is no bar yet that moves
             progress.console.print(f"evaluating the {len(self.heldout)} held-out prompts", highlight=False)
         seed = seed_of(run.seed, step) ^ 1  # another than that of the step's own draws
-        with self.learner.clock.part("evaluation"), self.learner.averaged_weights():
-            accuracy = heldout_accuracy(
-                self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, self.learner.core.sampler
-            )
+        learner, sampler = self.learner, self.learner.sampler
+        with learner.clock.part("evaluation"):
+            with averaged(learner.optimizer) as other:  # the weights of a schedule-free optimizer
+                if other:
+                    sampler.sync(self.policy)
+                accuracy = heldout_accuracy(
+                    self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, sampler
+                )
+            if other:
+                sampler.sync(self.policy)
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], skipped: str, progress: Progress) -> None:
@@ -498,7 +504,7 @@ class Trainer:
         if self.saved == self.done or self.done is None:
             return
         begun = time.perf_counter()
-        with averaged(self.learner.core.optimizer):  # state and weights alike: `load_state_dict` turns both back
+        with averaged(self.learner.optimizer):  # state and weights alike: `load_state_dict` turns both back
             state = {"run": self.identity.run, "step": self.done, "tokens": self.tokens}
             state |= {"prompts": self.prompts.state_dict()} | self.learner.state_dict()
             keep = self.config.run.save_total_limit

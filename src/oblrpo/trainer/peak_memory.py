@@ -7,11 +7,12 @@ from torch import Tensor
 
 from oblrpo.memory import machine_bytes, peak_bytes
 from oblrpo.policy import Sequences
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.settings import OptimConfig, TrainConfig
-from oblrpo.step import Batch
+from oblrpo.step import Batch, Learner
+from oblrpo.step.flow import ImportanceWeights
+from oblrpo.step.look import look
 from oblrpo.tables.algorithms import SCHEDULES
-from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
 
 TRIAL_TOKENS = (24, 48)  # the lengths of the trials' rows; what a token takes is the slope between them
@@ -34,10 +35,10 @@ class PeakMemory:
     update: int  # the last update, for schedules that look back at it
     copy: int  # the weights as they were before an update that is measured, for it may have to be shortened
     reference: int  # the trained weights as they were before the first step, for a KL penalty
-    activations: int  # what the backward and the score tape hold of one micro-batch
+    activations: int  # what the backward, or a look, holds of one micro-batch
     slack: int  # room between them that is not used
     tokens: int  # the tokens of that micro-batch, padding included
-    group: int  # those of one prompt with its completions, which no micro-batch goes below
+    group: int  # those of one prompt with its completions, which a look takes together
     here: int  # what the machine, or the GPU, has
 
     @property
@@ -76,26 +77,29 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
     What a token of a micro-batch takes is measured on two small batches of random tokens; it grows in proportion.
     `libraries` are the bytes that the process held before the model was loaded.
     """
-    policy, schedule, rollout = learner.core.policy, learner.core.schedule, config.rollout
+    policy, schedule, rollout = learner.policy, learner.schedule, config.rollout
     trained = sum(p.numel() * p.element_size() for p in policy.parameters)
+    gradient = trained + 2 * sum(p.numel() for p in policy.parameters)  # with the first half's, in bfloat16
     rows, width = rollout.num_generations, prompt_length + rollout.max_completion_length
     budget = rollout.tokens_per_micro_batch // (rows * width) or rollout.prompts_per_step
-    prompts = min(budget, rollout.prompts_per_micro_batch or rollout.prompts_per_step, rollout.prompts_per_step)
+    looks, P = learner.looks, rollout.prompts_per_step
+    whole = looks.every == 1 or looks.ledger_steps != 0  # a look at all prompts; gradients are of one half at a time
+    prompts = min(budget, rollout.prompts_per_micro_batch or P, P if whole else -(-P // 2))
     tokens, own = prompts * rows * width, rollout.max_completion_length / width
     peaks = [_trial(learner, rows, length, own) for length in (TRIAL_TOKENS[0], *TRIAL_TOKENS)][1:]
     slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
     constant = peaks[0] - slope * rows * TRIAL_TOKENS[0]
-    activations = constant - trained + slope * tokens
+    activations = constant - gradient + slope * tokens
     head = policy.head
     if head is not None and tokens * own > head.in_features:  # its probabilities are made again, not kept
         activations -= tokens * own * head.out_features * 4
     activations = max(0.0, activations)
     on_gpu = policy.device.type == "cuda"
-    slack = 0 if on_gpu else (SLACK_ONE if prompts == rollout.prompts_per_step else SLACK_MANY) - 1
+    slack = 0 if on_gpu else (SLACK_ONE if prompts == P else SLACK_MANY) - 1
     return PeakMemory(
         libraries=0 if on_gpu else libraries,
         weights=sum(p.numel() * p.element_size() for p in policy.model.parameters()),
-        gradient=trained,
+        gradient=gradient,
         optimizer=trained * _numbers_a_weight(config.optim),
         update=sum(p.numel() for p in policy.parameters) * SCHEDULES[schedule.mode].state_bytes_per_parameter,
         copy=trained if schedule.measures_updates else 0,
@@ -109,8 +113,8 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
 
 
 def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
-    """Peak bytes of the gradient of two prompts, one after the other, with rows of so many tokens."""
-    core, policy = learner.core, learner.core.policy
+    """Peak bytes of a look and the gradient of two prompts, one after the other, with rows of so many tokens."""
+    policy = learner.policy
     start = max(1, length - max(1, round(own * length)))  # a completion is read after a prompt of one token or more
     shape = 2 * rows, length
     with policy.seeded(0):
@@ -120,13 +124,19 @@ def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     mask_ST = torch.ones_like(ids_ST)
     own_ST = mask_ST.clone()
     own_ST[:, :start] = 0
-    rewards_PG = torch.arange(2.0 * rows, device=policy.device).view(2, rows)
-    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, core.algorithm)
-    trial = replace(core, micro_batches=MicroBatches(prompts=1))
+    sequences, rewards_PG = Sequences(ids_ST, mask_ST, own_ST, start), torch.arange(2.0 * rows).view(2, rows)
+    batch = Batch.of(sequences, rewards_PG.to(policy.device), None, learner.algorithm)
+    trial = replace(learner, micro_batches=MicroBatches(prompts=rows))
+
+    def step() -> None:
+        if learner.looks.every:
+            look(policy, sequences, rows, learner.rollout.temperature, MicroBatches(prompts=1))
+        trial.gradient(batch, torch.full_like(batch.rewards_PG, -1.0), ImportanceWeights(learner.ratio))
+
     try:
-        return peak_bytes(lambda: trial.gradient(batch, core.baseline.begin(0, batch)), policy.device)
+        return peak_bytes(step, policy.device)
     finally:
-        core.optimizer.zero_grad(set_to_none=True)
+        learner.optimizer.zero_grad(set_to_none=True)
 
 
 def _numbers_a_weight(config: OptimConfig) -> int:

@@ -15,22 +15,19 @@ from oblrpo.estimators import BASELINES, SNRSchedule
 from oblrpo.memory import keep_freed
 from oblrpo.objects import Objects
 from oblrpo.policy import Policy, adopt_policy, check_policy, load_policy, make_policy
-from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.model import ROOM
 from oblrpo.policy.rehearsal import check_lengths, rehearse
 from oblrpo.policy.saving import check_saved
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.engine import check_version
-from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value, flatten, with_settings
-from oblrpo.step import SCORE_NORMS, Algorithm1, Movement, StepBaseline
-from oblrpo.step.ledger import VarianceLedger, counted
+from oblrpo.step import Learner, Looks, Movement, StepBaseline, counted
 from oblrpo.step.reference import Reference
-from oblrpo.tables.algorithms import refusal
+from oblrpo.tables.algorithms import SCHEDULES, refusal
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task
 from oblrpo.trackers import check_trackers
-from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer, make_scheduler
 
 SMALL_MODEL = 5_000_000
@@ -62,7 +59,6 @@ def check(config: TrainConfig) -> None:
             f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
             f"{algorithm.smallest_group}, not {G}."
         )
-    _check_scores(config)
     whole = ratio_of(config.algorithm, algorithm).is_importance_weight
     if config.algorithm.num_iterations > 1 and algorithm.schedule == "ess" and not whole:
         raise InputError(
@@ -101,15 +97,15 @@ def _check_sizes(config: TrainConfig) -> None:
         )
 
 
-def _check_scores(config: TrainConfig) -> None:
-    scores = config.scores
-    methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
-    choices = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
-    for key, value, table in choices:
-        if value not in table:
-            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
-    if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
-        raise InputError("score_norms 'calibrated' needs calibration_steps above 0 and num_generations above 1.")
+LOOK_STEPS = 10
+"""One step in so many is looked at, where no number is set: a proxy's weights hardly change in between."""
+
+
+def look_steps(config: TrainConfig) -> int:
+    """The number of steps from one look to the next."""
+    if config.scores.look_steps is not None:
+        return config.scores.look_steps
+    return 1 if SCHEDULES[resolve(config.algorithm, config.optim).schedule].needs_moments else LOOK_STEPS
 
 
 def row_batches(rollout: RolloutConfig) -> MicroBatches:
@@ -138,12 +134,9 @@ def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None, ru
 
 
 def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
-    """Return the sampler of a run, which reports what the run's selection needs of its draws."""
-    # A baseline of rewards alone says before any forward which outputs have an advantage of 0.
-    rewards_alone = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
-    features = config.algorithm.train_on == "exact" and rewards_alone
+    """Return the sampler of a run, which reports what weights of rewards and its correction need of the draws."""
     logps = config.rollout.sampler_correction != "auto"
-    return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features, logps)
+    return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features=True, logps=logps)
 
 
 def make_learner(
@@ -156,10 +149,9 @@ def make_learner(
     rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm, iterations = resolve(config.algorithm, optim), config.algorithm.num_iterations
-    micro_batches = MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
-    optimizer = make_optimizer(optim, policy.parameters)
+    groups = MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
+    optimizer, row_blocks = make_optimizer(optim, policy.parameters), row_batches(rollout)
     try:
-        tape = ScoreTape(policy.model, scores.score_method)
         schedule = SNRSchedule(
             optimizer,
             algorithm.schedule,
@@ -168,37 +160,29 @@ def make_learner(
             updates=iterations,
             low_precision=policy.low_precision,
         )
-        # Where lengths decide which prompts go together, this batch's part of the prior would depend on own outputs.
-        by_length = bool(rollout.tokens_per_micro_batch)
-        baseline = StepBaseline(algorithm.baseline, scores.score_norms, scores.calibration_steps, past_only=by_length)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     beta, clock, G = config.algorithm.beta, Clock(), rollout.num_generations
-    core = Algorithm1(
+    return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
         rewards=clock.counting("rewards", rewards),
         rollout=rollout,
-        micro_batches=micro_batches,
+        micro_batches=row_blocks,
         algorithm=algorithm,
-        tape=tape,
-        baseline=baseline,
-        schedule=schedule,
-        movement=Movement(policy, rollout.temperature, row_batches(rollout)),
-        optimizer=optimizer,
-    )
-    return Learner(
-        core=core,
-        clock=clock,
         ratio=ratio_of(config.algorithm, algorithm),
-        ledger=VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps),
+        baseline=StepBaseline(algorithm.baseline, scores.score_norms),
+        looks=Looks(policy, rollout.temperature, groups, look_steps(config), scores.ledger_steps),
+        schedule=schedule,
+        movement=Movement(policy, rollout.temperature, row_blocks),
+        optimizer=optimizer,
         scheduler=make_scheduler(optim.lr_scheduler_type, optimizer, config.run.steps * iterations),
         num_iterations=iterations,
-        train_on=config.algorithm.train_on,
         clip_max=rollout.clip_max,
         reward_clip=config.algorithm.reward_clip,
+        reference=Reference(policy, beta, rollout.temperature, row_blocks) if beta else None,
         rows=None if rollout.dynamic_sampling else counted(rows, rollout.prompts_per_step, G, algorithm),
-        reference=Reference(policy, beta, rollout.temperature, row_batches(rollout)) if beta else None,
+        clock=clock,
     )
 
 

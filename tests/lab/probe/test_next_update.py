@@ -81,9 +81,7 @@ def test_with_hardly_a_reward_no_update_is_made(the_same_update, monkeypatch):
 
 
 def test_with_weights_that_are_learned_between_two_updates_on_a_batch(the_same_update):
-    row = the_same_update(
-        score_norms="calibrated", calibration_steps=1, num_iterations=2, score_method="gram", ledger_steps=3
-    )
+    row = the_same_update(look_steps=1, num_iterations=2, ledger_steps=3)
     assert "score_norm2/agreement_calibrated" in row
     assert "variance/rloo" in row
 

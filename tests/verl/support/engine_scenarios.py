@@ -373,11 +373,11 @@ def calibrated(folder, settings, packed=False):
 
 @torch.no_grad()
 def features_of(model, row):
-    """Length, logit norms, log-probability and entropy of a row's scored tokens."""
+    """Length, log-probability, entropy and logit norms of a row's scored tokens."""
     whole, start = torch.cat([row["prompts"], row["responses"]]), len(row["prompts"])
     logp_TV = model(input_ids=whole[None], use_cache=False).logits[0, start - 1 : -1].log_softmax(-1)
     logp_T, pi_TV = logp_TV.gather(1, row["responses"][:, None])[:, 0], logp_TV.exp()
-    columns = [torch.ones_like(logp_T), 1 - 2 * logp_T.exp() + pi_TV.square().sum(1), logp_T, -(pi_TV * logp_TV).sum(1)]
+    columns = [torch.ones_like(logp_T), logp_T, -(pi_TV * logp_TV).sum(1), 1 - 2 * logp_T.exp() + pi_TV.square().sum(1)]
     return torch.stack([(column * row["response_mask"]).sum() for column in columns])
 
 

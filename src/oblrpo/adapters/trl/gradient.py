@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from oblrpo import estimators
 from oblrpo.adapters.shared import baseline_metrics, with_tensors, without_tensors
+from oblrpo.adapters.trl.taped import Outputs, Part, TapedPass, add_to_gradient, drawn, own_norm2
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, ONE_IN
 from oblrpo.policy import Policy, Sequences
-from oblrpo.policy.micro_batches import MicroBatches, of_like_length
+from oblrpo.policy.sequences import MicroBatches, of_like_length
 from oblrpo.scores import Features, GroupTape, ScoreTape
-from oblrpo.step import Batch, Movement, StepBaseline, add_to_gradient
-from oblrpo.step.flow import Part
-from oblrpo.step.ledger import counted, drawn, own_norm2
+from oblrpo.step import Movement, StepBaseline
+from oblrpo.step.look import counted
 from oblrpo.tables.algorithms import Algorithm
 
 MASKS = ("completion_mask", "tool_mask")
@@ -74,7 +74,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-COLUMNS = ("reward", "valid", "baseline", "advantage", "norm2", "length", "logit_norm2", "logp", "entropy")
+COLUMNS = ("reward", "valid", "baseline", "advantage", "norm2", "length", "logp", "entropy", "logit_norm2")
 """What processes show each other of every output; the last four are the fields of `Features`."""
 
 
@@ -126,9 +126,9 @@ class BatchGradient:
         self.weighted = "norm2_PG" in BASELINES[args.baseline].needs
         compared = self.weighted and args.score_norms == "calibrated"
         # Earlier steps say the same to every process and micro-batch; this one's other prompts would not.
-        every = args.calibration_steps if compared else 0
-        self.baseline = StepBaseline(args.baseline, args.score_norms, every, past_only=True)
-        self._pass = self.baseline.begin()
+        self.baseline = StepBaseline(args.baseline, args.score_norms, past_only=True)
+        self._every = args.calibration_steps if compared else 0
+        self._pass = TapedPass(self.baseline)
         self.parts: list[Part] = []  # the micro-batches so far; `group_norm2_P` is of groups that are complete
         ahead = args.score_method == "two_pass" or size < G
         self.measures_ahead = self.weighted and ahead
@@ -149,7 +149,7 @@ class BatchGradient:
             DivergedError: a log-probability or a score norm is NaN or infinite.
             ValueError: a completion is empty.
         """
-        self._pass = self.baseline.begin(step)
+        self._pass = TapedPass(self.baseline, step, self._every)
         for inputs in parts:
             sequences = sequences_of(inputs)
             slices = of_like_length(sequences.mask_ST.sum(1), self.policy.tokens_of_a_forward)
@@ -164,7 +164,7 @@ class BatchGradient:
         for inputs in parts:
             rows = slice(start, start := start + len(inputs["rewards"]))
             inputs.update(valid=batch["valid"][rows], baseline=batch["baseline"][rows])
-        self._pass = self.baseline.begin()  # the pass for the gradient compares nothing
+        self._pass = TapedPass(self.baseline)  # the pass for the gradient compares nothing
 
     def _measured(self, sequences: Sequences) -> dict[str, Tensor]:
         """The weights that the baseline takes, and score norms where this update takes them."""
@@ -189,26 +189,27 @@ class BatchGradient:
             inputs: `rewards`, and `weight` and the masks where the baseline needs them, (S,) and (S, C).
         """
         rewards_PG = inputs["rewards"].view(-1, self.args.num_generations)
-        valid_PG = ~rewards_PG.isnan()
-        valid_PG &= valid_PG.sum(1, keepdim=True) >= BASELINES[self.args.baseline].smallest_group
+        valid_PG = self._valid_PG(rewards_PG)
         own_PGT = norm2_PG = None
         if self.weighted:
             own_PGT, norm2_PG = own_SC(inputs).view(*rewards_PG.shape, -1), inputs["weight"].view_as(rewards_PG)
-        baseline_PG = self._pass.of(rewards_PG, valid_PG, own_PGT, norm2_PG)
+        baseline_PG = self._pass.baseline.of(rewards_PG, valid_PG, own_PGT, norm2_PG)
         inputs.update(valid=valid_PG.flatten(), baseline=baseline_PG.flatten())
 
-    def _batch(self, inputs: dict[str, Tensor], outputs: int) -> Batch:
-        """TRL's rows as a batch whose gradient is the sum of advantages times scores over so many outputs."""
-        shape = -1, min(self.args.num_generations, len(inputs["rewards"]))
-        rewards_PG, fixed_PG = inputs["rewards"].view(shape), None
-        valid_PG, algorithm = ~rewards_PG.isnan(), Algorithm(self.args.baseline)
-        if "baseline" in inputs:  # groups that are too small have been left out
-            valid_PG = inputs["valid"].view(shape)
-            fixed_PG = torch.where(valid_PG, inputs["baseline"].view(shape), 0)  # NaN where a reward is missing
-            algorithm = Algorithm("none")
-        batch = Batch.of(sequences_of(inputs), rewards_PG, valid_PG, algorithm)
-        count_PG = torch.full_like(batch.count_PG, outputs)
-        return replace(batch, prompts_in_mean=1, count_PG=count_PG, baseline_PG=fixed_PG)
+    def _valid_PG(self, rewards_PG: Tensor) -> Tensor:
+        """Which outputs count: those with a reward, of groups that have as many of these as the baseline needs."""
+        valid_PG = ~rewards_PG.isnan()
+        return valid_PG & (valid_PG.sum(1, keepdim=True) >= BASELINES[self.args.baseline].smallest_group)
+
+    def _outputs(self, inputs: dict[str, Tensor]) -> Outputs:
+        """TRL's rows with their rewards, and the baseline where it is known."""
+        rewards_PG, fixed_PG = inputs["rewards"].view(-1, min(self.args.num_generations, len(inputs["rewards"]))), None
+        if "baseline" in inputs:
+            valid_PG = inputs["valid"].view_as(rewards_PG)
+            fixed_PG = torch.where(valid_PG, inputs["baseline"].view_as(rewards_PG), 0)  # NaN where a reward is missing
+        else:
+            valid_PG = self._valid_PG(rewards_PG)
+        return Outputs(sequences_of(inputs), torch.where(valid_PG, rewards_PG, 0), valid_PG, fixed_PG)
 
     def add(self, inputs: dict[str, Tensor], outputs: int, step: int) -> Tensor:
         """Add one micro-batch's share to the gradient; return the mean advantage of its outputs.
@@ -224,15 +225,15 @@ class BatchGradient:
             ValueError: a completion is empty.
         """
         if not self.parts:
-            self._pass = self.baseline.begin(None if "baseline" in inputs else step)
-        batch = self._batch(inputs, outputs)
-        in_slices = self._tape.takes_slices and self._are_ragged(batch.sequences)
-        tape = self._tape if in_slices or self._pass.takes_norms(batch.baseline_PG) else self._group_tape
+            self._pass = TapedPass(self.baseline, None if "baseline" in inputs else step, self._every)
+        mine = self._outputs(inputs)
+        in_slices = self._tape.takes_slices and self._are_ragged(mine.sequences)
+        tape = self._tape if in_slices or self._pass.takes_norms(mine.fixed_PG) else self._group_tape
         with in_eval_mode(self.policy.model):
-            part = add_to_gradient(batch, self.policy, self.args.temperature, tape, self._pass)
-        norm2_P = self._complete_groups(part.group_norm2_P, batch.sequences.count)
+            part = add_to_gradient(mine, outputs, self.policy, self.args.temperature, tape, self._pass)
+        norm2_P = self._complete_groups(part.group_norm2_P, mine.sequences.count)
         self.parts.append(replace(part, norm2_S=inputs.get("norm2", part.norm2_S), group_norm2_P=norm2_P))
-        return _advantages_PG(part).mean()
+        return part.advantages_PG.mean()
 
     def _are_ragged(self, sequences: Sequences) -> bool:
         """Whether slices of like length save more than their tape costs: it holds 4/3 times as much of a token."""
@@ -263,7 +264,7 @@ class BatchGradient:
             ValueError: the last group is not complete.
         """
         G, prompts = self.args.num_generations, sum(len(part.group_norm2_P) for part in self.parts)
-        if sum(part.batch.sequences.count for part in self.parts) != G * prompts:
+        if sum(part.outputs.sequences.count for part in self.parts) != G * prompts:
             raise ValueError("the update ends within a group")
         table_SK, group_norm2_P = self.accelerator.gather(
             (
@@ -302,15 +303,17 @@ class BatchGradient:
 
     def _own_norm2(self, weight_P: Tensor) -> float:
         """`own_norm2` of the prompts of all processes, the same on each of them."""
-        rewards_PG = torch.cat([part.batch.rewards_PG for part in self.parts])
-        valid_PG = torch.cat([part.batch.valid_PG for part in self.parts])
-        batch = Batch.of(Sequences.join([part.batch.sequences for part in self.parts]), rewards_PG, valid_PG)
-        share_PG = batch.count_PG / self.args.num_generations  # g_i is the mean over all outputs of A s
-        mine_P = weight_P.view(-1, len(rewards_PG))[self.accelerator.process_index]
+        outputs = Outputs(
+            Sequences.join([part.outputs.sequences for part in self.parts]),
+            torch.cat([part.outputs.rewards_PG for part in self.parts]),
+            torch.cat([part.outputs.valid_PG for part in self.parts]),
+        )
+        share_P = outputs.valid_PG.sum(1) / self.args.num_generations  # g_i is the mean over all outputs of A s
+        mine_P = weight_P.view(-1, len(share_P))[self.accelerator.process_index] * share_P.square()
         prompts = MicroBatches(self.args.per_device_train_batch_size // self.args.num_generations)
         with in_eval_mode(self.policy.model):
-            own2 = own_norm2(batch, mine_P, share_PG, self.policy, self.args.temperature, prompts)
-        total = torch.tensor(own2, dtype=torch.float64, device=rewards_PG.device)
+            own2 = own_norm2(outputs, mine_P, self.policy, self.args.temperature, prompts)
+        total = torch.tensor(own2, dtype=torch.float64, device=mine_P.device)
         return float(self.accelerator.reduce(total, "sum"))
 
     def forget(self) -> None:
@@ -322,12 +325,12 @@ class BatchGradient:
 
         Where the policy rounds, it returns log pi itself.
         """
-        accelerator, rows = self.accelerator, sum(part.batch.sequences.count for part in self.parts)
+        accelerator, rows = self.accelerator, sum(part.outputs.sequences.count for part in self.parts)
         first = start = accelerator.process_index * rows
         chosen, before = [], []
         for part in self.parts:
-            rows_S, start = slice(-start % ONE_IN, None, ONE_IN), start + part.batch.sequences.count
-            chosen.append(part.batch.sequences.at(rows_S))
+            rows_S, start = slice(-start % ONE_IN, None, ONE_IN), start + part.outputs.sequences.count
+            chosen.append(part.outputs.sequences.at(rows_S))
             before.append(part.logps.token_logps_SC[rows_S, : chosen[-1].own_SC.shape[1]])
         sequences = Sequences.join(chosen)
         blocks = torch.arange(sequences.count).split([len(token_logps_SC) for token_logps_SC in before])
@@ -355,18 +358,13 @@ class BatchGradient:
         self.baseline.load_state_dict(with_tensors(state))
 
 
-def _advantages_PG(part: Part) -> Tensor:
-    """The advantages of a micro-batch, as its gradient was taken with."""
-    return estimators.advantages(part.batch.rewards_PG, part.baseline_PG, part.batch.valid_PG)
-
-
 def _table_SK(part: Part) -> Tensor:
     """A row an output; columns are `COLUMNS`."""
-    batch = part.batch
+    outputs = part.outputs
     unknown_PG = torch.full_like(part.baseline_PG, math.nan)
-    baseline_PG = torch.where(batch.valid_PG, part.baseline_PG, unknown_PG)
+    baseline_PG = torch.where(outputs.valid_PG, part.baseline_PG, unknown_PG)
     norm2 = unknown_PG if part.norm2_S is None else part.norm2_S
-    known = (batch.rewards_PG, batch.valid_PG, baseline_PG, _advantages_PG(part), norm2)
+    known = (outputs.rewards_PG, outputs.valid_PG, baseline_PG, part.advantages_PG, norm2)
     columns = (*known, *vars(part.logps.features).values())
     return torch.stack([values.flatten().to(torch.float64) for values in columns], 1)
 

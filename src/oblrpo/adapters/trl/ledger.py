@@ -21,7 +21,7 @@ from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.policy.rehearsal import noise
 from oblrpo.scores import ScoreTape, UnsupportedModelError
-from oblrpo.step.ledger import gram_of, ledger_metrics, ledger_of, two_sketches
+from oblrpo.step.look import gram_of, ledger_metrics, ledger_of, two_sketches
 
 LOGGER = logging.getLogger(__name__)
 

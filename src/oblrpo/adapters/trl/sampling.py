@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from oblrpo.adapters.shared import Rule
 from oblrpo.errors import InputError
-from oblrpo.step.off_policy import log_ratio, mismatch_metrics
+from oblrpo.step.flow import log_ratio, mismatch_metrics
 
 SAMPLES = "completions are then not samples of the policy whose score is taken"
 

@@ -22,13 +22,13 @@ from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
 from oblrpo.policy.load import check_values
-from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import check_lengths, rehearse
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
-from oblrpo.step.algorithm1 import NO_SIGNAL
+from oblrpo.step.flow import NO_SIGNAL
 from oblrpo.step.reference import Reference
 from oblrpo.tables.algorithms import refusal
 

@@ -33,7 +33,7 @@ from oblrpo.estimators import ONE_IN
 from oblrpo.policy import Policy
 from oblrpo.policy.rehearsal import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
 from oblrpo.scores import ScoreTape, UnsupportedModelError
-from oblrpo.step.algorithm1 import NO_SIGNAL
+from oblrpo.step.flow import NO_SIGNAL
 
 VENDOR = "oblrpo"
 """The vendor name that the engine is registered under; verl chooses an engine by its hardware vendor."""

@@ -31,7 +31,7 @@ FEATURES = "oblrpo_features"
 
 
 def forward_features(model_output: dict[str, Tensor], data: TensorDict) -> Tensor:
-    """Sum log_probs, entropy and logit norms, 1 - 2 pi + sum pi^2, over every row's own tokens, (B, 4)."""
+    """Sum 1, log_probs, entropy and logit norms, 1 - 2 pi + sum pi^2, over every row's own tokens, (B, 4)."""
     mask_SC = data["response_mask"].to_padded_tensor(0).cpu()
     token_logps_SC, entropy_SC, pi2_SC = (
         no_padding_2_padding(model_output[name].cpu(), data).double() for name in ("log_probs", "entropy", SUM_PI2)
@@ -39,7 +39,7 @@ def forward_features(model_output: dict[str, Tensor], data: TensorDict) -> Tenso
     logit_norm2_SC = (1 - 2 * token_logps_SC.exp() + pi2_SC).clamp(min=0)  # verl's float32 can put 0 below 0
     sums = [
         (value_SC * mask_SC).sum(1)
-        for value_SC in (torch.ones_like(token_logps_SC), logit_norm2_SC, token_logps_SC, entropy_SC)
+        for value_SC in (torch.ones_like(token_logps_SC), token_logps_SC, entropy_SC, logit_norm2_SC)
     ]
     return torch.stack(sums, 1)
 
@@ -72,7 +72,8 @@ def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDic
     by_token = {name: [torch.zeros(length) for length in lengths] for name in ("log_probs", "entropy")}
     for groups, counts in _micro_batches(engine, settings, data):
         chosen = list(chain.from_iterable(groups))
-        output = _record(engine, tape, tu.index_select_tensor_dict(data, chosen), settings.exact_pairs, sketches)
+        together = len(chosen) if settings.exact_pairs else 0
+        output = _record(engine, tape, tu.index_select_tensor_dict(data, chosen), together, sketches)
         if not counts:
             continue
         columns[NORM2][chosen] = tape.norm2().double().cpu()
@@ -82,7 +83,7 @@ def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDic
             for row, value in zip(chosen, output[name].unbind(), strict=True):
                 values[row] = value.float().cpu()
         if settings.exact_pairs:
-            gram_SS, blocks = tape.gram(), torch.arange(len(chosen)).split([len(group) for group in groups])
+            gram_SS, blocks = tape.gram()[0], torch.arange(len(chosen)).split([len(group) for group in groups])
             for group, block in zip(groups, blocks, strict=True):
                 columns[GRAM][group, : len(group)] = gram_SS[block][:, block].double().cpu()
     nested = {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in by_token.items()}
@@ -112,7 +113,7 @@ def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterato
 
 
 def _record(
-    engine: Any, tape: ScoreTape, micro_batch: TensorDict, gram: bool, sketches: list[Sketch]
+    engine: Any, tape: ScoreTape, micro_batch: TensorDict, gram: int, sketches: list[Sketch]
 ) -> dict[str, Tensor]:
     """Record one forward and backward; return verl's columns, nested: log_probs and entropy of every token."""
     output: dict[str, Tensor] = {}

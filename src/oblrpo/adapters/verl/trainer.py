@@ -28,7 +28,7 @@ from oblrpo.adapters.verl.settings import ESTIMATORS, Settings, check_choice, ch
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy, Features
 from oblrpo.step import StepBaseline
-from oblrpo.step.ledger import counted, gram_of, ledger_metrics, ledger_of
+from oblrpo.step.look import counted, gram_of, ledger_metrics, ledger_of
 from oblrpo.tables.algorithms import Algorithm
 
 STATE = "oblrpo_baseline.json"
@@ -281,7 +281,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["uid", "response_mask", *self._scores.columns]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         self._scores.take(data)
-        self._pass = self._baseline.begin(self.global_steps)
+        self._pass = self._baseline.begin()
         inputs = EstimatorInputs(self._scores.weight_S(self._baseline.calibrated), self._pass)
         with handed_over(inputs):
             batch = super()._compute_advantage(batch, metrics)

@@ -1,0 +1,340 @@
+"""A look: one pass over the completions of some prompts that takes their scores, and nothing else.
+
+All that is said of noise is linear algebra on what a look gives: with K_i = (<s_ij, s_ik>)_jk a prompt's gradient
+g_i = (1/G_i) sum_j a_ij s_ij has ||g_i||^2 = a_i' K_i a_i / G_i^2 under any coefficients, and sketches give the inner
+products across prompts, of which the ledger is made. A look frees each layer's factors within the backward, touches no
+`.grad`, and works over parameters that FSDP2 has sharded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo import estimators
+from oblrpo.errors import check_finite
+from oblrpo.estimators import BASELINES, Prior
+from oblrpo.estimators.baselines import SAMPLING, TRAINING
+from oblrpo.policy import Logps, Policy, Sequences
+from oblrpo.policy.sequences import MicroBatches, rows_of
+from oblrpo.scores import ScoreTape, Sketch
+from oblrpo.step.flow import Batch, ImportanceWeights, log_ratio, truncated
+from oblrpo.tables.algorithms import Algorithm
+
+LOOK, LEDGER = 3.5, 8.0
+"""What a look at a token, and a ledger of it, cost, in forwards of a token. Measured on one thread of a CPU: 3.4 to 3.9
+and 7.7 to 11, the larger figures with 24 tokens and a width of 64."""
+FIRST, FIRST_PROMPTS = 5, 8
+"""The first steps, each with a look at so many prompts, whatever it costs: a proxy of norms is fitted from these on."""
+OWN_MEMORY = 0.9
+"""How much of what a look has found of prompts' own gradients is left one look later."""
+WORK_SHARE = 0.02
+"""The share of a run's work that its looks take; and its ledgers, where no number of steps is set."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The scores s of P prompts with G outputs each, in squared and other inner products; nothing has a graph."""
+
+    logps: Logps
+    """What the forward says of every token of the outputs; 0 where it is not the policy's own."""
+    gram_PGG: Tensor
+    """Inner products of a prompt's scores, exact."""
+    sketches: tuple[Tensor, ...] = ()
+    """Two sketches of the scores, (S, L) each, whose inner products are right on average; or none."""
+    pairs_SS: Tensor | None = None
+    """Inner products of all pairs of scores, exact, if they were requested."""
+
+    @property
+    def norm2_PG(self) -> Tensor:
+        """Squared score norms."""
+        return self.gram_PGG.diagonal(dim1=1, dim2=2)
+
+    @property
+    def estimates_SS(self) -> Tensor:
+        """Inner products of all pairs: exact, (S, S), or two estimates that are exact within prompts, (2, S, S)."""
+        return gram_of(self.sketches, self.gram_PGG) if self.pairs_SS is None else self.pairs_SS
+
+
+def look(
+    policy: Policy,
+    sequences: Sequences,
+    group_size: int,
+    temperature: float,
+    micro_batches: MicroBatches,
+    sketch_seed: int | None = None,
+    token_weight_SC: Tensor | None = None,
+    all_pairs: bool = False,
+) -> Look:
+    """Take the scores of completions, in one forward and backward of whole groups at a time.
+
+    Args:
+        policy: the policy whose scores they are.
+        sequences: the completions; each G neighbouring rows are a prompt's.
+        group_size: G.
+        temperature: divides the logits.
+        micro_batches: which groups go through the model together.
+        sketch_seed: the seed of two sketches, for inner products across prompts; none are taken if None.
+        token_weight_SC: weights m of single tokens: scores are then the gradients of sum_t m_t log pi(o_t).
+        all_pairs: whether inner products of all pairs are taken, from a single micro-batch.
+
+    Raises:
+        DivergedError: a log-probability or a score norm is NaN or infinite.
+        UnsupportedModelError: as `ScoreTape` says.
+    """
+    G, S = group_size, sequences.count
+    groups = [torch.arange(S // G, device=sequences.ids_ST.device)] if all_pairs else micro_batches.of(sequences, G)
+    blocks = [rows_of(block_P, G) for block_P in groups]
+    tape, specs = ScoreTape(policy.model, "streamed"), [] if sketch_seed is None else sketches_of(sketch_seed)
+    outputs, grams, sketches = list[Logps](), list[Tensor](), list[list[Tensor]]()
+    for rows_S in blocks:
+        part = sequences.at(rows_S)
+        with tape:
+            logps = policy.logps(part, temperature)
+            scored_S = logps.logps_S
+            if token_weight_SC is not None:
+                weight_SC = token_weight_SC[rows_S, : part.own_SC.shape[1]].to(scored_S)
+                scored_S = (logps.token_logps_SC * weight_SC * part.own_SC).sum(1)
+            check_finite("log-probability", scored_S.detach())
+            tape.record(scored_S, gram=S if all_pairs else G, sketches=specs)
+        outputs.append(logps.detached())
+        grams.append(tape.gram())
+        sketches.append([tape.sketch(*spec) for spec in specs])
+    gram, pairs_SS = torch.cat(grams), None
+    if all_pairs:
+        pairs_SS = gram[0]
+        gram = pairs_SS.view(S // G, G, S // G, G).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    check_finite("score norm", gram.diagonal(dim1=1, dim2=2))
+    order_P, order_S = torch.cat(groups).argsort(), torch.cat(blocks).argsort()
+    by_token = {
+        name: sequences.by_token(blocks, [getattr(each, name) for each in outputs])
+        for name in ("token_logps_SC", "entropy_SC", "logit_norm2_SC")
+    }
+    logps_S = torch.cat([each.logps_S for each in outputs])[order_S]
+    return Look(
+        Logps(logps_S, **by_token, own_SC=sequences.own_SC),
+        gram[order_P],
+        tuple(torch.cat(parts)[order_S] for parts in zip(*sketches, strict=True)),
+        pairs_SS,
+    )
+
+
+@dataclass(frozen=True)
+class LookAtBatch:
+    """A look at some prompts of a batch."""
+
+    look: Look
+    prompts_P: Tensor
+    """Which prompts of the batch, ascending, in the order of the look."""
+    seed: int | None
+    """The seed of the look's sketches; None: no ledger is due."""
+
+    def norm2_of(self, batch: Batch) -> Tensor:
+        """The squared score norms of the whole batch's outputs, NaN of those that were not looked at."""
+        norm2_PG = torch.full_like(batch.rewards_PG, math.nan)
+        return norm2_PG.index_copy(0, self.prompts_P, self.look.norm2_PG.to(norm2_PG))
+
+
+@dataclass
+class Looks:
+    """When a run looks, at which prompts, and when it takes a ledger.
+
+    Work is counted in tokens, and not in seconds, so that a run repeats itself.
+    """
+
+    policy: Policy
+    temperature: float
+    micro_batches: MicroBatches
+    every: int = 10
+    """Steps between looks, besides the first ones; 1: every step looks at all prompts."""
+    ledger_steps: int | None = 0
+    """Steps between ledgers, besides that of step 1; 0: none, None: whenever `WORK_SHARE` of the work pays for one."""
+    exact: bool = False
+    """Whether ledgers are of exact inner products, for which all prompts go through the model at once."""
+    _for_looks: float = field(default=0.0, init=False)  # past work put aside, in forwards of a token
+    _for_ledger: float = field(default=0.0, init=False)
+    _own: list[float] = field(default_factory=lambda: [0.0, 0.0], init=False)  # discounted sums: of shares, and of 1
+
+    def ledger_due(self, batch: Batch, step: int) -> bool:
+        """Whether step `step` takes a ledger of this batch."""
+        if self.ledger_steps is not None:
+            return self.ledger_steps > 0 and (step == 1 or (step > 0 and step % self.ledger_steps == 0))
+        return step > 0 and self._for_ledger >= LEDGER * batch.sequences.tokens
+
+    def take(self, batch: Batch, step: int) -> LookAtBatch | None:
+        """The look of a step, with what a ledger needs where one is due; None where there is none.
+
+        It is at all prompts for a ledger, and in runs that look at every step. Else it is at some, drawn without a look
+        at their outputs, so that means over them are unbiased: as many as past work pays for, or a look's time passes.
+        """
+        part_P, ledger = batch.count_P.nonzero().flatten(), self.ledger_due(batch, step)
+        if not ledger and self.every != 1:
+            if step < 1 or not self.every or (step > FIRST and step % self.every):
+                return None
+            cost = LOOK * batch.sequences.tokens / len(batch.rewards_PG)  # of a prompt, as far as is known without it
+            count = FIRST_PROMPTS if step <= FIRST else int(self._for_looks / cost)
+            drawn = torch.randperm(len(part_P), generator=torch.Generator("cpu").manual_seed(step), device="cpu")
+            part_P = part_P[drawn[:count].to(part_P.device).sort().values]
+            self._for_looks -= 0.0 if step <= FIRST else cost * len(part_P)
+        elif step < 1:
+            return None
+        if ledger and self.ledger_steps is None:
+            self._for_ledger -= LEDGER * batch.sequences.tokens
+        return self.at(batch, part_P, step if ledger else None) if len(part_P) else None
+
+    def at(self, batch: Batch, prompts_P: Tensor, seed: int | None = None) -> LookAtBatch:
+        """A look at these prompts of a batch; with a seed it is one that a ledger can be taken of."""
+        return LookAtBatch(self._look(batch, prompts_P, seed), prompts_P, seed)
+
+    def _look(self, batch: Batch, prompts_P: Tensor, seed: int | None, weight_SC: Tensor | None = None) -> Look:
+        G, exact = batch.rewards_PG.shape[1], self.exact and seed is not None
+        sequences, seed = batch.sequences.at(rows_of(prompts_P, G)), None if exact else seed
+        return look(self.policy, sequences, G, self.temperature, self.micro_batches, seed, weight_SC, exact)
+
+    def ledger(
+        self, looked: LookAtBatch, batch: Batch, prior: Prior, weights: ImportanceWeights
+    ) -> estimators.Ledger | None:
+        """The ledger of the prompts with outputs enough for every baseline; None where fewer than two have them.
+
+        Baselines by token take a second look, at scores of tokens that their advantages weigh. Where the sampler is
+        corrected for, scores are rho grad log pi: their inner products, norms and all that follows. The prior is what
+        earlier steps say, for `oblr_shrunk`.
+        """
+        G, looked_P, seen = batch.rewards_PG.shape[1], looked.prompts_P, looked.look
+        keep_P = (batch.valid_PG[looked_P].sum(1) >= min(2, G)).nonzero().flatten()
+        if len(keep_P) < 2:
+            return None
+        chosen_P, keep_S = looked_P[keep_P], rows_of(keep_P, G)
+        rewards_PG, valid_PG = batch.rewards_PG[chosen_P], batch.valid_PG[chosen_P]
+        own_SC, rho_S = seen.logps.own_SC[keep_S], None
+        if weights.sampler_logps_SC is not None and weights.clip_max is not None:
+            reported_SC = weights.sampler_logps_SC[rows_of(chosen_P, G), : own_SC.shape[1]]
+            rho_S = truncated(log_ratio(seen.logps.token_logps_SC[keep_S], reported_SC, own_SC)[0], weights.clip_max)
+
+        def weighted(of: Look) -> Tensor:
+            estimates_SS = of.estimates_SS[..., keep_S[:, None], keep_S]
+            return estimates_SS if rho_S is None else estimates_SS * rho_S[:, None] * rho_S
+
+        def by_token(advantages_PGT: Tensor) -> Tensor:
+            weight_SC = torch.zeros_like(seen.logps.token_logps_SC)
+            weight_SC[keep_S] = advantages_PGT.flatten(0, 1).to(weight_SC)
+            return weighted(self._look(batch, looked_P, looked.seed, weight_SC))
+
+        shape = (*rewards_PG.shape, -1)
+        logit_norm2_PGT = seen.logps.logit_norm2_SC[keep_S].view(shape)
+        inputs = estimators.baseline_inputs(own_SC.view(shape).to(rewards_PG), seen.norm2_PG[keep_P], logit_norm2_PGT)
+        rho_PG = None if rho_S is None else rho_S.view_as(rewards_PG)
+        weight_PG = batch.weight_PG[chosen_P]
+        return ledger_of(weighted(seen), rewards_PG, valid_PG, inputs, prior, rho_PG, weight_PG, by_token)
+
+    def metrics(
+        self, looked: LookAtBatch | None, batch: Batch, prior: Prior, weights: ImportanceWeights
+    ) -> dict[str, float]:
+        """The ledger of a step as metrics, in steps that take one; else nothing."""
+        if looked is None or looked.seed is None:
+            return {}
+        if (ledger := self.ledger(looked, batch, prior, weights)) is None:
+            return {}
+        dimension = ledger.entries["rloo"].effective_dimension if "rloo" in ledger.entries else math.nan
+        return ledger_metrics(ledger) | {"effective_dimension": dimension}
+
+    def save_up(self, batch: Batch, trained_S: Tensor) -> None:
+        """Put the share of a step's work aside, after its gradient; trained_S are the outputs that it was taken of."""
+        tokens_S = batch.sequences.mask_ST.sum(1)
+        share = WORK_SHARE * float(SAMPLING * tokens_S.sum() + TRAINING * tokens_S[trained_S].sum())
+        self._for_looks, self._for_ledger = self._for_looks + share, self._for_ledger + share
+
+    def observe_own(self, own2: float, mean_norm2: float) -> None:
+        """Take in `own_norm2` of a look, and the mean squared norm of its prompts' gradients."""
+        if mean_norm2 and not math.isnan(own2):
+            self._own = [OWN_MEMORY * old + new for old, new in zip(self._own, (own2 / mean_norm2, 1.0), strict=True)]
+
+    @property
+    def own_share(self) -> float:
+        """mean_q ||mu_q||^2 as a part of E||g_i||^2, averaged over looks; NaN before one has found any."""
+        return self._own[0] / self._own[1] if self._own[1] else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was put aside, and what looks have found."""
+        return {"for_looks": self._for_looks, "for_ledger": self._for_ledger, "own": self._own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        self._for_looks, self._for_ledger, self._own = state["for_looks"], state["for_ledger"], state["own"]
+
+
+DIRECTIONS, DIMENSIONS = 8, 2048
+"""The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
+
+COUNTED = 100
+"""The batches of an epoch from which on prompts count as without number. What a batch of N of M prompts lacks is at
+most N / M of its noise, so that N SNR is then too low by 1 % of 1 + N SNR at the most."""
+
+
+def counted(rows: int | None, prompts: int, outputs: int, algorithm: Algorithm) -> int | None:
+    """The number of prompts, if it is few for batches of so many, and if a prompt's mean gradient is E[F s | q]."""
+    known = algorithm.unbiased and outputs > 1  # one output alone does not tell the two kinds of noise apart
+    return rows if rows is not None and known and rows < COUNTED * prompts else None
+
+
+def ledger_of(
+    gram: Tensor,
+    rewards_PG: Tensor,
+    valid_PG: Tensor,
+    inputs: Mapping[str, Tensor],
+    prior: Prior,
+    rho_PG: Tensor | None = None,
+    weight_PG: Tensor | None = None,
+    by_token: Callable[[Tensor], Tensor] | None = None,
+) -> estimators.Ledger:
+    """The ledger of a batch whose scores' inner products were taken, (S, S), or two estimates of them, (2, S, S).
+
+    Every prompt has a valid output. `inputs` are those of `baseline_inputs`; importance weights rho_PG and the loss
+    weighting weight_PG are 1 if None; `by_token` gives the inner products under advantages by token, (P, G, T).
+    """
+    weight_PG = torch.ones_like(rewards_PG) if weight_PG is None else weight_PG
+    coefs, grams = {}, {}
+    advantages = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior)
+    for name, (advantage, divisor_PG) in advantages.items():
+        scale_PG = weight_PG / divisor_PG
+        if not BASELINES[name].by_token:
+            coefs[name] = advantage * scale_PG
+        elif by_token is not None:
+            coefs[name], grams[name] = scale_PG, by_token(advantage)
+    plainly = bool((weight_PG == 1).all())  # a loss weighting has another mean gradient
+    unbiased = {name: BASELINES[name].unbiased and plainly for name in coefs}
+    return estimators.ledger(gram, coefs, rewards_PG, unbiased, grams, valid_PG)
+
+
+def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
+    """`variance/NAME` and `signal2/NAME` of every baseline, and the variance that no baseline can remove."""
+    metrics = {f"variance/{name}": entry.variance for name, entry in ledger.entries.items()}
+    metrics |= {f"signal2/{name}": entry.signal2 for name, entry in ledger.entries.items()}
+    return metrics | {"variance_between_prompts": ledger.between}
+
+
+def two_sketches(tape: ScoreTape, seed: int) -> list[Tensor]:
+    """Two independent sketches of the scores that a tape holds, (S, L) each."""
+    return [tape.sketch(*spec) for spec in sketches_of(seed)]
+
+
+def sketches_of(seed: int) -> list[Sketch]:
+    """The arguments of these sketches."""
+    return [Sketch(2 * seed + which, DIRECTIONS, DIMENSIONS) for which in range(2)]
+
+
+def gram_of(sketches: Sequence[Tensor], exact: Tensor) -> Tensor:
+    """An estimate of the scores' inner products from each sketch, (2, S, S), exact where they are known.
+
+    That is the squared norms, (S,), or the inner products within groups of neighbours, (P, G, G).
+    """
+    exact_PGG = exact[:, None, None] if exact.ndim == 1 else exact
+    P, G = exact_PGG.shape[:2]
+    gram = torch.stack([sketch_SL @ sketch_SL.T for sketch_SL in sketches]).view(-1, P, G, P, G)
+    within = exact_PGG.to(gram).permute(1, 2, 0).expand(len(gram), -1, -1, -1)
+    return gram.diagonal_scatter(within, dim1=1, dim2=3).view(-1, P * G, P * G)
