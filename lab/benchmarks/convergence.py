@@ -181,7 +181,6 @@ def train_task(args: argparse.Namespace, results: Results) -> None:
         "prompts_per_step": 4,
         "num_generations": 4,
         "ledger_steps": 0,
-        "calibration_steps": 0,
     }
     common |= {
         "eval_steps": args.steps // MARKS[0],

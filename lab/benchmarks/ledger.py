@@ -18,14 +18,14 @@ from oblrpo import estimators
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.intervals import Z95
 from oblrpo.policy import load_policy
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
 from oblrpo.step import Batch
-from oblrpo.step.ledger import VarianceLedger
-from oblrpo.step.off_policy import ImportanceWeights
+from oblrpo.step.flow import ImportanceWeights
+from oblrpo.step.look import Looks
 from oblrpo.tables.algorithms import RATIOS
 from oblrpo.tasks import make_task
 
@@ -71,7 +71,7 @@ def main() -> None:
     task = make_task(arguments.task, arguments.seed, **arguments.task_args)
     pay = Rewards(task)
     torch.manual_seed(arguments.seed)
-    ledger_of = VarianceLedger(policy, 1.0, MicroBatches(), exact=not arguments.projected)
+    looks = Looks(policy, 1.0, MicroBatches(), exact=not arguments.projected)
     P, G, B = arguments.prompts, arguments.outputs, arguments.batches
     predicted, seen, costs, on_policy = {}, {}, [], ImportanceWeights(RATIOS["none"])
     for batch in range(B):
@@ -82,7 +82,8 @@ def main() -> None:
         policy.logps(rollouts.sequences).logps_S.sum().backward()
         policy.model.zero_grad()
         between = time.perf_counter()
-        ledger = ledger_of.take(Batch.of(rollouts.sequences, rewards_PG), Prior(), batch, on_policy).ledger
+        looked = looks.at(of := Batch.of(rollouts.sequences, rewards_PG), torch.arange(P), batch)
+        ledger = looks.ledger(looked, of, Prior(), on_policy)
         costs.append((time.perf_counter() - between) / (between - begun))
         for name, entry in ledger.entries.items():
             predicted.setdefault(name, []).append(entry.variance)

@@ -2,8 +2,8 @@
 
     python -m lab.benchmarks.memory --model models/smollm2-135m-instruct [--tokens 512 768 1024 0] [--lora-r 0 8]
 
-Prompts and completions are random tokens, all of one length. The peak is that of the second step, in which the
-optimizer has its averages. A budget of 0 takes the whole batch at once.
+Prompts and completions are random tokens, all of one length. The peak is that of the second step, which has a
+look, and in which the optimizer has its averages. A budget of 0 takes the whole batch at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from oblrpo.memory import keep_freed, resident_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
+from oblrpo.scores import Features
 from oblrpo.settings import PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.step import Samples
 from oblrpo.trainer.peak_memory import GB, peak_memory
@@ -36,19 +37,21 @@ def measure(arguments: argparse.Namespace) -> None:
         max_completion_length=arguments.completion, tokens_per_micro_batch=arguments.tokens[0],
     )  # fmt: skip
     policy = PolicyConfig(model=arguments.model, lora={"r": arguments.lora_r[0]} if arguments.lora_r[0] else {})
-    config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger_steps=0, calibration_steps=0))
+    config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger_steps=0))
     learner = make_learner(make_policy(config.policy), None, config)
     keep_freed()
     foretold = peak_memory(learner, config, arguments.prompt, before)
     rows, width = arguments.prompts * arguments.generations, arguments.prompt + arguments.completion
-    ids_ST = torch.randint(learner.core.policy.vocabulary, (rows, width))
+    ids_ST = torch.randint(learner.policy.vocabulary, (rows, width))
     own_ST = torch.ones_like(ids_ST)
     own_ST[:, : arguments.prompt] = 0
-    rollouts = Rollouts(Sequences(ids_ST, torch.ones_like(ids_ST), own_ST, arguments.prompt), [], None)
+    sequences = Sequences(ids_ST, torch.ones_like(ids_ST), own_ST, arguments.prompt)
+    features = Features(sequences.lengths_S.float(), *torch.rand(3, rows))  # no forward, whose room would be kept
+    rollouts = Rollouts(sequences, [""] * rows, torch.zeros(rows, dtype=torch.bool), features=features)
     for step in (1, 2):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         rewards_PG = torch.rand(arguments.prompts, arguments.generations)
-        learner.learn(Samples(rollouts, rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool)), step=step)
+        learner.learn(Samples(rollouts, rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool)), step)
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
     print(json.dumps({"peak": peak / GB, "foretold": foretold.total / GB, "activations": foretold.activations / GB}))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lab.theory.worlds import World, linear_bandit
 from oblrpo.estimators import Prior
-from oblrpo.estimators.prior import STRENGTHS, shrunk
+from oblrpo.estimators.baselines import STRENGTHS, shrunk
 
 MEMORY = 0.8
 SETTLE = 20

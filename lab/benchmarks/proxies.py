@@ -2,7 +2,7 @@
 
     python -m lab.benchmarks.proxies --folder runs/proxies --seeds 3
 
-Trains the demo once a seed with exact norms, comparing every step (`--calibration-steps 1`), and prints the agreement:
+Trains the demo once a seed with exact norms, looking at every step (`--look-steps 1`), and prints the agreement:
 the correlation of log proxy and log norm within prompts, the calibrated proxy's before it has seen the batch. Runs that
 are there already are read, not repeated.
 """
@@ -22,14 +22,12 @@ def run(folder: Path, seed: int) -> list[dict]:
     output = folder / f"seed_{seed}"
     if not (output / "report.html").exists():
         command = [sys.executable, "-c", "from oblrpo.cli import main; main()", "train", "demo", "--seed", str(seed)]
-        subprocess.run(
-            [*command, "--calibration-steps", "1", "--output", str(output)], check=True, stdout=subprocess.DEVNULL
-        )
+        subprocess.run([*command, "--look-steps", "1", "--output", str(output)], check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()][1:]
 
 
 def mean(rows: list[dict], proxy: str) -> float:
-    values = [row[f"score_norm2/agreement_{proxy}"] for row in rows]
+    values = [row.get(f"score_norm2/agreement_{proxy}") for row in rows]
     return statistics.mean(value for value in values if value is not None and not math.isnan(value))
 
 

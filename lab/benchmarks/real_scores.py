@@ -22,15 +22,15 @@ import torch
 from oblrpo.estimators import BASELINES, Prior
 from oblrpo.intervals import geometric_mean, mean, student_t
 from oblrpo.policy import load_policy
-from oblrpo.policy.micro_batches import MicroBatches, rows_of
+from oblrpo.policy.sequences import MicroBatches, rows_of
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, ScoreTape, agreement
 from oblrpo.scores.proxies import log_error
 from oblrpo.settings import TrainConfig, load_recipe
 from oblrpo.step import Batch
-from oblrpo.step.ledger import VarianceLedger
-from oblrpo.step.off_policy import ImportanceWeights
+from oblrpo.step.flow import ImportanceWeights
+from oblrpo.step.look import Looks
 from oblrpo.tables.algorithms import RATIOS
 from oblrpo.trainer.task import task_of
 
@@ -72,8 +72,7 @@ class Source:
             order.append(rows_S)
             features.append(logps.features)
         self.tape.forget()
-        back_S = torch.cat(order).argsort()
-        joined = Features(*(values_S[back_S] for values_S in vars(Features.join(features)).values()))
+        joined = Features.join(features).at(torch.cat(order).argsort())
         return Drawn(Batch.of(rollouts.sequences, rewards_PG, valid_PG), joined, norm2_S)
 
 
@@ -125,16 +124,17 @@ def cell(values: list[float]) -> str:
 
 def variances(source: Source, batches: list[Drawn], first: Drawn) -> None:
     """Print the variance of every unbiased baseline over RLOO's."""
-    ledger_of = VarianceLedger(source.policy, source.rollout.temperature, source.micro_batches, exact=False)
+    looks = Looks(source.policy, source.rollout.temperature, source.micro_batches)
     prior, ratios, shares = Prior(), {}, []
     for number, each in enumerate((first, *batches)):
         if number:
-            ledger = ledger_of.take(each.batch, prior, number, ImportanceWeights(RATIOS["none"])).ledger
+            looked = looks.at(each.batch, each.batch.count_P.nonzero().flatten(), number)
+            ledger = looks.ledger(looked, each.batch, prior, ImportanceWeights(RATIOS["none"]))
             entries = {name: entry.variance for name, entry in ledger.entries.items() if BASELINES[name].unbiased}
             for name, variance in entries.items() if entries["rloo"] else ():
                 ratios.setdefault(name, []).append(variance / entries["rloo"])
             shares.append(ledger.entries["rloo"].snr)
-        prior.observe(each.batch.rewards_PG, each.norm2_S.view(each.batch.shape), each.batch.valid_PG)
+        prior.observe(each.batch.rewards_PG, each.norm2_S.view_as(each.batch.rewards_PG), each.batch.valid_PG)
         prior.next_step()
     print("| baseline | variance over RLOO's |\n|---|---|")
     for name, values in sorted(ratios.items(), key=lambda item: geometric_mean(item[1]).value):

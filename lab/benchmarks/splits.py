@@ -35,7 +35,7 @@ def plan(arguments: argparse.Namespace) -> dict:
                     settings = after_start(task, starts[task, seed]) | {
                         "seed": seed, "prompts_per_step": P, "num_generations": G, "baseline": baseline,
                         "schedule": "off", "learning_rate": arguments.learning_rate, "eval_steps": 0,
-                        "eval_prompts": 256, "save_steps": 40, "ledger_steps": 0, "calibration_steps": 0,
+                        "eval_prompts": 256, "save_steps": 40, "ledger_steps": 0,
                     }  # fmt: skip
                     runs[task, f"{P}x{G}", baseline, seed] = (
                         arguments.folder / f"{task}_{P}x{G}_{baseline}_{seed}", settings

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Seen]:
     recipe, begins = recipe_of(args.policy, args.seed, args.folder)
     given = begins | {
         "steps": args.steps, "prompts_per_step": args.prompts, "num_generations": 4, "seed": args.seed,
-        "learning_rate": 1e-5, "eval_steps": 0, "ledger_steps": 0, "calibration_steps": 0, "threads": 1,
+        "learning_rate": 1e-5, "eval_steps": 0, "ledger_steps": 0, "threads": 1,
         "output": str(args.folder / f"turning_{args.policy}_{args.prompts}_{args.rule}_{args.seed}"),
     }  # fmt: skip
     trainer = Trainer(with_settings(load_recipe(recipe, TrainConfig()), given, args.policy))

@@ -78,9 +78,12 @@ def frozen(run: Trained, step: int, batches: int) -> float:
     for number in range(batches):
         torch.manual_seed(seed_of(trainer.config.run.seed, FAR + number))
         samples = learner.sample(trainer.task.train_batch(FAR + number, P))
-        batch = learner.core.batch(samples)
-        past = learner.core.baseline.begin(batch=batch)
-        taken.append(learner.gradient(samples, batch, past, learner.weights(samples)).moments)
+        batch, past = learner.batch(samples), learner.baseline
+        weight_PG = past.by_proxy(samples.features).view_as(batch.rewards_PG)
+        baseline_PG = past.begin().of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG)
+        gradient = learner.gradient(batch, baseline_PG, learner.weights(samples))
+        look = learner.looks.at(batch, batch.count_P.nonzero().flatten())
+        taken.append(learner.moments(gradient, look))
     noise = mean([moments.trace_cov for moments in taken])
     return P * mean([moments.signal2 for moments in taken]) / noise if noise > 0 else math.nan
 

@@ -21,7 +21,7 @@ import oblrpo
 from oblrpo.policy import Policy, Sequences, load_policy
 from oblrpo.rollout import make_sampler
 from oblrpo.settings import PolicyConfig, RolloutConfig
-from oblrpo.trainer.learner import Learner
+from oblrpo.step import Learner, Samples, StepResult
 
 Figures = dict[str, float]
 """What a situation comes to; a name in parentheses is for the CSV alone."""
@@ -126,11 +126,11 @@ def whole_steps(length: int = 16) -> Iterator[list[float]]:
     """
     learn, found = Learner.learn, list[float]()
 
-    def watched(self: Learner, samples: Any, step: int = 0) -> Any:
-        policy = self.core.policy
-        drawn = fresh(policy, step, length)
+    def watched(self: Learner, samples: Samples, number: int = 0) -> StepResult:
+        policy = self.policy
+        drawn = fresh(policy, number, length)
         before_SC = logps(policy, drawn)
-        result = learn(self, samples, step)
+        result = learn(self, samples, number)
         found.append(step_kl(before_SC, logps(policy, drawn)))
         return result
 

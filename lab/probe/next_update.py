@@ -88,7 +88,7 @@ def _sampler(policy: Policy, config: TrainConfig, checkpoint: Path) -> Sampler:
 def _update(learner: Learner, task: Task, config: TrainConfig, step: int) -> float:
     """Do what `trainer.loop` does in this step."""
     torch.manual_seed(seed_of(config.run.seed, step))
-    learner.core.sampler.sync(learner.core.policy)
+    learner.sampler.sync(learner.policy)
     problems = task.train_batch(step, config.rollout.prompts_per_step)
     updates = learner.step(problems, step).updates
     return updates[-1].learning_rate if updates else 0.0

@@ -52,11 +52,11 @@ def main() -> None:
 
 def report_of(part: Part, book: Book) -> list[str]:
     """The tables of a part."""
-    searched = any(arm.searched for arm in part.arms)
+    paced = part.paced or any(arm.searched for arm in part.arms)
     return [
         report(part, book),
         along(part, book),
-        pace_report(part, book) if searched else "",
+        pace_report(part, book) if paced else "",
         rates_chosen(part, book),
     ]
 

@@ -81,7 +81,10 @@ def targets(part: Part, by_arm: dict[Label, list[tuple[Run, list[Line]]]]) -> di
 
 
 def pace_report(part: Part, book: Book) -> str:
-    """A table of every arm over the part's first: geometric means, 95 % intervals by Student's t of the logarithms."""
+    """A table of every arm over the part's first, run by run of the same place and seed.
+
+    Figures are geometric means with 95 % intervals by Student's t of the logarithms.
+    """
     clocks = {clock: paces(part, book, clock) for clock in CLOCKS}
     labels = list(clocks["completions"])
     rows = [

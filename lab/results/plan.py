@@ -40,6 +40,8 @@ class Part:
     """How many completions a run takes; 0: as many steps as the settings say."""
     settings: Settings = field(default_factory=dict)
     about: str = ""
+    paced: bool = False
+    """Whether the report says how soon each arm gets to a reward, though no arm's rate is searched."""
     shares: str = ""
     """The part whose CSV it adds to, so that runs of both are made once."""
 
@@ -83,7 +85,7 @@ class Part:
         return max(arm.rates, key=mean)
 
 
-NO_EXTRAS: Settings = {"ledger_steps": 0, "calibration_steps": 0}
+NO_EXTRAS: Settings = {"ledger_steps": 0}
 DEFAULT: Settings = {"algorithm": "oblrpo_shrunk"}
 FIXED: Settings = {**DEFAULT, "schedule": "off"}
 
@@ -232,5 +234,32 @@ SEVERAL = Part(
     settings={**NO_EXTRAS, "steps": 120, "eval_steps": 20, "eval_prompts": 512, "save_steps": 0},
 )
 
-EVERY = (RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, INSTRUCTIONS, AFTER_SFT, SEVERAL)
+SHRUNK, LAZY, THRIFTY = (Arm(form, {"algorithm": f"oblrpo_{form}"}, (1e-5,)) for form in ("shrunk", "lazy", "thrifty"))
+MEASURED_RLOO = Arm("rloo", {"algorithm": "rloo", "schedule": "auto"}, (1e-5,))
+LOOKS = Part(
+    "looks",
+    about="The three forms of shrinking with few looks, with a look at all prompts in every step, and RLOO.",
+    policies=GROUPS_OF_4.policies,
+    sizes=GROUPS_OF_4.sizes,
+    arms=(SHRUNK, LAZY, THRIFTY, Arm("exact", {**SHRUNK.settings, "look_steps": 1}, (1e-5,)), MEASURED_RLOO),
+    seeds=(61, 62, 63),
+    completions=GROUPS_OF_4.completions,
+    settings=GROUPS_OF_4.settings,
+    paced=True,
+)
+LOOKS_SMOLLM2 = Part(
+    "looks_smollm2",
+    about="The same on SmolLM2's sums, with the default rate everywhere.",
+    policies=SMOLLM2.policies,
+    sizes=SMOLLM2.sizes,
+    arms=(THRIFTY, SHRUNK, MEASURED_RLOO),
+    seeds=(23, 24, 25),
+    settings=SMOLLM2.settings,
+    paced=True,
+)
+
+EVERY = (
+    RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, INSTRUCTIONS, AFTER_SFT, SEVERAL, LOOKS,
+    LOOKS_SMOLLM2,
+)  # fmt: skip
 PARTS = {part.name: part for part in EVERY}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from oblrpo.estimators.measured_rate import MeasuredRate, RateSettings
+from oblrpo.estimators.measured_rate import MeasuredRate, RateSettings, Slope
 from oblrpo.estimators.measuring import UpdateGauge
 from oblrpo.estimators.schedule import MEASURED_RATES
-from oblrpo.estimators.slope import Slope
 
 
 class _Blind(Slope):

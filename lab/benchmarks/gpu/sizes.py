@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lab.benchmarks.gpu.page import Page
+from oblrpo.step.look import FIRST
 
 COMMON = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": True}
 SIZES: dict[str, dict[str, int]] = {
@@ -30,12 +31,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rloo, fixed rate": {"algorithm": "rloo", "schedule": "off"},
 }
 STEP = {
-    "steps": 3, "prompts_per_step": 8, "num_generations": 4, "max_completion_length": 64, "eval_prompts": 2,
+    "steps": FIRST + 3, "prompts_per_step": 8, "num_generations": 4, "max_completion_length": 64, "eval_prompts": 2,
     "eval_samples": 1, "tokens_per_micro_batch": 4096, "gradient_checkpointing": True, "learning_rate": 1e-6,
-    "bf16": True, "save_steps": 0, "ledger_steps": 0, "calibration_steps": 0,
+    "bf16": True, "save_steps": 0, "ledger_steps": 0,
 }  # fmt: skip
 TINY = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-TINY_STEP = {"max_completion_length": 4, "tokens_per_micro_batch": 0}
+TINY_STEP = {"steps": 3, "max_completion_length": 4, "tokens_per_micro_batch": 0}
 PROMPT = 128
 
 
@@ -49,7 +50,7 @@ def run(page: Page, device: str, small: bool) -> None:
     page.table(
         f"{'Tiny steps' if small else 'Steps'} of {STEP['prompts_per_step']} prompts of {PROMPT} tokens with "
         f"{STEP['num_generations']} completions of {STEP['max_completion_length']}, random weights. Seconds are "
-        "medians after the first step; memory is that of all tensors at the peak of a run.",
+        f"medians of steps without a look, after the first {FIRST}; memory is that of all tensors at a run's peak.",
         "model", "trained", "algorithm", "steps", "seconds a step", "sampling", "training", "memory (GB)", "foretold",
         "KL of each step over its target",
     )  # fmt: skip
@@ -94,7 +95,7 @@ def _line(
             written = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
             steps = [row for row in written if row["step"]]
             peak = f"{torch.cuda.max_memory_allocated(device) / GB:.1f}" if device.startswith("cuda") else ""
-            later = steps[1:] or steps
+            later = steps[FIRST:] or steps
             seconds = [
                 f"{statistics.median(row[key] for row in later):.2f}" if later else ""
                 for key in ("step_time", "time/sampling", "time/training")
