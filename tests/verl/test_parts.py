@@ -228,7 +228,7 @@ def test_advantages_are_those_of_our_own_functions(name, baseline):
     ours, theirs = estimators.Prior(), StepBaseline(baseline)
     for seed in (0, 1):
         rewards, mask, uids, norm2_S = batch(seed)
-        first = theirs.begin(seed)
+        first = theirs.begin()
         with handed_over(EstimatorInputs(norm2_S, first)):
             advantages, _ = get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
         theirs.end_step(first)
