@@ -11,7 +11,7 @@ from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.step import Batch
-from oblrpo.step.look import FIRST, FIRST_PROMPTS, LOOK, WORK_SHARE, Looks, look
+from oblrpo.step.look import FIRST, FIRST_PROMPTS, LEDGER, LOOK, WORK_SHARE, Looks, look
 
 P, G, LONGEST = 5, 4, 6
 PROMPTS = ["a", "bcd", "ef", "ghij", "k"]
@@ -85,7 +85,7 @@ def taken_of(looks, batch, steps):
     for step in steps:
         looked = looks.take(batch, step)
         found[step] = [] if looked is None else looked.prompts_P.tolist()
-        looks.save_up(batch, batch.valid_PG.flatten())
+        looks.save_up(batch, batch.valid_PG.flatten(), looked is not None)
     return found
 
 
@@ -135,10 +135,30 @@ def test_where_past_work_pays_for_no_prompt_the_look_waits(policy, sequences, mo
     assert len(later) == pytest.approx(200 / a_look, abs=2)
 
 
+def test_what_is_looked_at_does_not_depend_on_the_batch_s_own_lengths(policy, sequences, monkeypatch):
+    """An output that is longer must not choose whether exact norms weigh its siblings: the past alone decides."""
+    monkeypatch.setattr("oblrpo.step.look.look", lambda *given, **more: given)
+    batch, found = a_batch(sequences), []
+    shorter = replace(sequences, mask_ST=sequences.mask_ST.clone(), own_ST=sequences.own_ST.clone())
+    shorter.mask_ST[:, -1] = shorter.own_ST[:, -1] = 0
+    assert shorter.tokens < sequences.tokens
+    for each in (sequences, shorter):
+        looks = Looks(policy, 1.0, MicroBatches(), every=10, ledger_steps=None)
+        looks.load_state_dict(
+            {"taken": FIRST, "tokens": float(sequences.tokens), "for_looks": 2.0 * LOOK * sequences.tokens / P,
+             "for_ledger": LEDGER * sequences.tokens - 1e-3, "own": 0.0, "own_looks": 0.0}
+        )  # fmt: skip
+        looked = looks.take(replace(batch, sequences=each.at(slice(P * G))), 10)
+        found.append((looked.prompts_P.tolist(), looked.seed))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 2
+
+
 def test_what_is_taken(policy, sequences):
     batch = a_batch(sequences)
     looks = Looks(policy, 1.0, MicroBatches(), every=10, ledger_steps=7)
     with_ledger, without = looks.take(batch, 1), looks.take(batch, 2)
+    looks._past.taken = FIRST
     assert looks.take(batch, 6) is None
     assert (with_ledger.seed, without.seed, len(without.look.sketches)) == (1, None, 0)
     assert torch.equal(with_ledger.prompts_P, torch.arange(P))

@@ -182,8 +182,8 @@ def moments_of_halves(inner2: float, norm2: float, prompts: tuple[int, int]) -> 
 
     With g = (1/N) sum_i g_i = A + B, the sums over either half: E <A, B> = (n m / N^2) ||grad J||^2, because the halves
     are independent, and E||g||^2 = ||grad J||^2 + tr H / N. So S = N^2 / (n m) <A, B> and T = N (||g||^2 - S). No norm
-    of a prompt's own gradient is needed. Halves of one size never give a T below 0, and S has twice the variance that
-    it has from all pairs of prompts. As in `moments`, what rounding alone would make of it is 0.
+    of a prompt's own gradient is needed. S has twice the variance that it has from all pairs of prompts. T may be
+    below 0 by chance where there is next to no noise. As in `moments`, what rounding alone would make of it is 0.
 
     Args:
         inner2: <A, B>.

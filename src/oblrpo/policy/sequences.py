@@ -142,11 +142,6 @@ class MicroBatches:
     prompts: int = 0
     tokens: int = 0
 
-    @property
-    def any(self) -> bool:
-        """Whether there may be several."""
-        return bool(self.prompts or self.tokens)
-
     def of(self, sequences: Sequences, group_size: int, count_P: Tensor | None = None) -> list[Tensor]:
         """The indices of every micro-batch's groups; the rows of `sequences` lie one group after the other.
 

@@ -127,7 +127,7 @@ class RolloutConfig(SamplerConfig):
     temperature: Annotated[float, Range(0.001)] = 1.0
     """Sampling temperature; the policy is trained at this temperature."""
     prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
-    """Prompts whose completions are as many as a micro-batch has at most. 0: all. It changes the memory needed."""
+    """Most completions of a micro-batch, counted in prompts. 0: all. It changes the memory needed."""
     tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, ADJUSTABLE] = 0
     """Tokens per micro-batch, padding included, in completions sorted by length; a look takes complete groups. 0: no
     limit."""

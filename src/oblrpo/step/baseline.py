@@ -52,6 +52,11 @@ class StepBaseline:
         name = name or self.score_norms
         return self.calibrated.predict(features) if name == "calibrated" else PROXIES[name](features)
 
+    @property
+    def scaled(self) -> bool:
+        """Whether the proxy's weights are in units of squared norms: from the first look on."""
+        return self.score_norms != "calibrated" or self.calibrated.observed > 0
+
     def weights(self, proxy_PG: Tensor, look: LookAtBatch | None, prompts: int) -> Tensor:
         """The weights of rewards, (P, G): exact squared norms if all `prompts` that take part were looked at.
 
@@ -86,15 +91,16 @@ class BaselinePass:
         valid_PG: Tensor,
         own_PGT: Tensor | None = None,
         norm2_PG: Tensor | None = None,
+        remember: bool = True,
     ) -> Tensor:
         """The baseline of every output, (P, G); the prior of what follows in this pass takes the outputs in.
 
         own_PGT are the policy's own tokens, for a baseline that looks at lengths, and norm2_PG the weights, for one
-        that takes some.
+        that takes some. Weights in another unit than later ones are not to be remembered.
         """
         inputs = {} if own_PGT is None else estimators.baseline_inputs(own_PGT, norm2_PG)
         baseline_PG = estimators.baseline(self.past.name, rewards_PG, valid_PG=valid_PG, prior=self.prior, **inputs)
-        if self.past.weighted and norm2_PG is not None:
+        if self.past.weighted and norm2_PG is not None and remember:
             self.prior.observe(rewards_PG, norm2_PG, valid_PG)
         return baseline_PG
 
@@ -120,6 +126,7 @@ class BaselinePass:
                     "oblr_thrifty", batch.rewards_PG, valid_PG=batch.valid_PG, norm2_PG=weight_PG, prior=prior
                 )
                 a_PG = estimators.advantages(batch.rewards_PG, b_PG, batch.valid_PG)
+                a_PG = a_PG * batch.weight_PG / batch.divisor_PG
                 norms.append((estimators.group_norm2(gram_PGG, a_PG[P]) / batch.count_P[P].square()).mean())
                 shares.append((a_PG[batch.valid_PG] != 0).double().mean())
             self.prior.observe_ties(torch.stack(norms), torch.stack(shares))

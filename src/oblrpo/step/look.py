@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -141,6 +141,24 @@ class LookAtBatch:
 
 
 @dataclass
+class PastOfLooks:
+    """What decides about the next looks, as plain numbers; work is in forwards of a token."""
+
+    taken: int = 0
+    """Looks that were taken."""
+    tokens: float = 0.0
+    """Tokens of the last step."""
+    for_looks: float = 0.0
+    """Work put aside for looks."""
+    for_ledger: float = 0.0
+    """Work put aside for ledgers."""
+    own: float = 0.0
+    """Discounted sum over looks of mean_q ||mu_q||^2 as a part of E||g_i||^2."""
+    own_looks: float = 0.0
+    """The same of 1."""
+
+
+@dataclass
 class Looks:
     """When a run looks, at which prompts, and when it takes a ledger.
 
@@ -156,35 +174,34 @@ class Looks:
     """Steps between ledgers, besides that of step 1; 0: none, None: whenever `WORK_SHARE` of the work pays for one."""
     exact: bool = False
     """Whether ledgers are of exact inner products, for which all prompts go through the model at once."""
-    _for_looks: float = field(default=0.0, init=False)  # past work put aside, in forwards of a token
-    _for_ledger: float = field(default=0.0, init=False)
-    _own: list[float] = field(default_factory=lambda: [0.0, 0.0], init=False)  # discounted sums: of shares, and of 1
+    _past: PastOfLooks = field(default_factory=lambda: PastOfLooks(), init=False)
+    _price: list[float] = field(default_factory=lambda: [0.0, 0.0], init=False)  # of this step's look, and its ledger
 
-    def ledger_due(self, batch: Batch, step: int) -> bool:
-        """Whether step `step` takes a ledger of this batch."""
+    def ledger_due(self, step: int) -> bool:
+        """Whether step `step` takes a ledger; by earlier steps alone, as all that decides what a look is at."""
         if self.ledger_steps is not None:
             return self.ledger_steps > 0 and (step == 1 or (step > 0 and step % self.ledger_steps == 0))
-        return step > 0 and self._for_ledger >= LEDGER * batch.sequences.tokens
+        return step > 0 and 0 < LEDGER * self._past.tokens <= self._past.for_ledger
 
     def take(self, batch: Batch, step: int) -> LookAtBatch | None:
         """The look of a step, with what a ledger needs where one is due; None where there is none.
 
         It is at all prompts for a ledger, and in runs that look at every step. Else it is at some, drawn without a look
-        at their outputs, so that means over them are unbiased: as many as past work pays for, or a look's time passes.
+        at their outputs, so that means over them are unbiased: as many as past work pays for. If it pays for none, none
+        is taken. How many does not depend on this batch: an output would else choose what weighs its siblings.
         """
-        part_P, ledger = batch.count_P.nonzero().flatten(), self.ledger_due(batch, step)
-        if not ledger and self.every != 1:
-            if step < 1 or not self.every or (step > FIRST and step % self.every):
+        part_P, ledger, past = batch.count_P.nonzero().flatten(), self.ledger_due(step), self._past
+        self._price = [0.0, LEDGER * past.tokens if ledger and self.ledger_steps is None else 0.0]
+        if step < 1 or not (ledger or self.every):
+            return None
+        if not ledger and self.every > 1:
+            if past.taken >= FIRST and step % self.every:
                 return None
-            cost = LOOK * batch.sequences.tokens / len(batch.rewards_PG)  # of a prompt, as far as is known without it
-            count = FIRST_PROMPTS if step <= FIRST else int(self._for_looks / cost)
+            cost = LOOK * past.tokens / len(batch.rewards_PG)  # of a prompt
+            count = FIRST_PROMPTS if past.taken < FIRST else int(past.for_looks / cost)
             drawn = torch.randperm(len(part_P), generator=torch.Generator("cpu").manual_seed(step), device="cpu")
             part_P = part_P[drawn[:count].to(part_P.device).sort().values]
-            self._for_looks -= 0.0 if step <= FIRST else cost * len(part_P)
-        elif step < 1:
-            return None
-        if ledger and self.ledger_steps is None:
-            self._for_ledger -= LEDGER * batch.sequences.tokens
+            self._price[0] = cost * len(part_P) if past.taken >= FIRST else 0.0
         return self.at(batch, part_P, step if ledger else None) if len(part_P) else None
 
     def at(self, batch: Batch, prompts_P: Tensor, seed: int | None = None) -> LookAtBatch:
@@ -243,29 +260,35 @@ class Looks:
         dimension = ledger.entries["rloo"].effective_dimension if "rloo" in ledger.entries else math.nan
         return ledger_metrics(ledger) | {"effective_dimension": dimension}
 
-    def save_up(self, batch: Batch, trained_S: Tensor) -> None:
-        """Put the share of a step's work aside, after its gradient; trained_S are the outputs that it was taken of."""
-        tokens_S = batch.sequences.mask_ST.sum(1)
+    def save_up(self, batch: Batch, trained_S: Tensor, looked: bool) -> None:
+        """Pay for the step's look, if one was taken, and put the share of its work aside, once it has made its update.
+
+        trained_S are the outputs that the gradient was taken of.
+        """
+        past, tokens_S = self._past, batch.sequences.mask_ST.sum(1)
         share = WORK_SHARE * float(SAMPLING * tokens_S.sum() + TRAINING * tokens_S[trained_S].sum())
-        self._for_looks, self._for_ledger = self._for_looks + share, self._for_ledger + share
+        past.for_looks += share - self._price[0]
+        past.for_ledger += share - self._price[1]
+        past.tokens, past.taken = float(tokens_S.sum()), past.taken + looked
 
     def observe_own(self, own2: float, mean_norm2: float) -> None:
         """Take in `own_norm2` of a look, and the mean squared norm of its prompts' gradients."""
         if mean_norm2 and not math.isnan(own2):
-            self._own = [OWN_MEMORY * old + new for old, new in zip(self._own, (own2 / mean_norm2, 1.0), strict=True)]
+            past = self._past
+            past.own, past.own_looks = OWN_MEMORY * past.own + own2 / mean_norm2, OWN_MEMORY * past.own_looks + 1
 
     @property
     def own_share(self) -> float:
-        """mean_q ||mu_q||^2 as a part of E||g_i||^2, averaged over looks; NaN before one has found any."""
-        return self._own[0] / self._own[1] if self._own[1] else math.nan
+        """mean_q ||mu_q||^2 as a part of E||g_i||^2, by looks that count .9 times less a look; NaN before the first."""
+        return self._past.own / self._past.own_looks if self._past.own_looks else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """What was put aside, and what looks have found."""
-        return {"for_looks": self._for_looks, "for_ledger": self._for_ledger, "own": self._own}
+        return asdict(self._past)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
-        self._for_looks, self._for_ledger, self._own = state["for_looks"], state["for_ledger"], state["own"]
+        self._past = PastOfLooks(**state)
 
 
 DIRECTIONS, DIMENSIONS = 8, 2048

@@ -164,7 +164,8 @@ class Learner:
             proxy_PG = past.by_proxy(features).view_as(batch.rewards_PG)
             weight_PG = past.weights(proxy_PG, look, batch.prompts)
             # Baseline: b = sum w F / sum w over the other outputs, weighted by w (theorem 7), or the named one.
-            baseline_PG = begun.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG)
+            scaled = (look is not None and len(look.prompts_P) == batch.prompts) or past.scaled
+            baseline_PG = begun.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG, remember=scaled)
             for fresh in [True] + [False] * (self.num_iterations - 1):
                 gradient = self.gradient(batch, baseline_PG, weights)
                 if not fresh:
@@ -190,7 +191,7 @@ class Learner:
             raise InputError(f"the gradient cannot be used: {error}") from None
         if updates:
             past.end_step(begun)
-            self.looks.save_up(batch, updates[0].gradient.trained_S)
+            self.looks.save_up(batch, updates[0].gradient.trained_S, look is not None)
             for name in clipped[-1] if clipped else ():
                 further[name] = sum(shares.get(name, 0.0) for shares in clipped) / len(updates)
             norm2_PG = None if look is None else look.norm2_of(batch)
@@ -236,7 +237,7 @@ class Learner:
                     (coef_S[block] * weighed.rho_S * scored_S).sum().backward()
                     blocks, outputs, taken = [*blocks, block], [*outputs, token_logps_SC], [*taken, weighed]
             if half_P is first_P:
-                held = [(p, p.grad.to(torch.bfloat16)) for p in policy.parameters if p.grad is not None]
+                held = [(p, p.grad.to(torch.bfloat16, copy=True)) for p in policy.parameters if p.grad is not None]
             inner2 = inner((p.grad, sum_of_first) for p, sum_of_first in held) - inner2
         del held
         norm2 = estimators.squared_norm(policy.parameters)
@@ -266,8 +267,9 @@ class Learner:
                 self.looks.observe_own(own2, float(norm2_L.mean()))
         if self.rows is None:
             return found
-        is_whole = look is not None and len(look.prompts_P) == batch.prompts
-        return found.of_rows(own2 if is_whole else self.looks.own_share * (found.signal2 + found.trace_cov), self.rows)
+        if look is None or len(look.prompts_P) < batch.prompts or math.isnan(own2):
+            own2 = self.looks.own_share * (found.signal2 + found.trace_cov)
+        return found.of_rows(own2, self.rows)
 
     def update(self, gradient: Gradient, moments: estimators.Moments, fresh: bool = True) -> Update:
         """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4, the schedule `debiased`), or the schedule's own, and step.

@@ -68,7 +68,7 @@ class Schedule:
     """Whether it sets the rate itself, from how far each update has moved the policy: `SNRSchedule.confine` has to be
     called after every one."""
     needs_moments: bool = False
-    """Whether its factor is made of signal and noise of every step, so that every step has to be looked at."""
+    """Whether its factor is made of signal and noise of every step, so that every step is looked at if not set."""
 
 
 SCHEDULES: dict[str, Schedule] = {

@@ -129,7 +129,7 @@ def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     trial = replace(learner, micro_batches=MicroBatches(prompts=rows))
 
     def step() -> None:
-        if learner.looks.every:
+        if learner.looks.every or learner.looks.ledger_steps != 0:
             look(policy, sequences, rows, learner.rollout.temperature, MicroBatches(prompts=1))
         trial.gradient(batch, torch.full_like(batch.rewards_PG, -1.0), ImportanceWeights(learner.ratio))
 
