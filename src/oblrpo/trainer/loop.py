@@ -504,12 +504,14 @@ class Trainer:
         if self.saved == self.done or self.done is None:
             return
         begun = time.perf_counter()
-        with averaged(self.learner.optimizer):  # state and weights alike: `load_state_dict` turns both back
+        with averaged(self.learner.optimizer) as other:  # state and weights alike: `load_state_dict` turns both back
             state = {"run": self.identity.run, "step": self.done, "tokens": self.tokens}
             state |= {"prompts": self.prompts.state_dict()} | self.learner.state_dict()
             keep = self.config.run.save_total_limit
             with self.learner.clock.part("files"):
                 self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)
+        if other:  # the average is turned back up to rounding, and a resumed run samples with what that gives
+            self.learner.sampler.sync(self.policy)
         self.saved, ended = self.done, time.perf_counter()
         self.next_save = ended + (ended - begun) * (1 / SAVING_SHARE - 1)
 
