@@ -9,7 +9,7 @@ needs TRL (`pip install 'trl>=1.16,<1.17' accelerate datasets`). All contenders 
 the same prompts, one process at a time, on one thread (`lab.benchmarks.trl_run` says how, and what the clock counts):
 the model that is given or that the recipe names, or, of the recipe demo, one warm-started policy a seed. TRL's
 contenders run at each of `--trl-rates`, ours that have a fixed rate at each of `--rates`, and at the recipe's if none
-is given; `oblrpo_shrunk` measures its own. With --search-seeds only so many seeds run at every rate, and the others at
+is given; `oblrpo_*` measure their own. With --search-seeds only so many seeds run at every rate, and the others at
 the one that ended best on those. The contenders take turns within a seed, each seed beginning with another, so that
 other work on the machine hits all alike. TRL draws its own completions; with --same-draws it is seeded as ours, and the
 same algorithm has the same curve. Finished runs are not repeated: the command can be interrupted and called again. A
@@ -66,7 +66,7 @@ def variants(arguments: argparse.Namespace) -> list[Variant]:
     """Every contender at each of its rates."""
     found = []
     for name in arguments.contenders:
-        rates = [] if "shrunk" in name else arguments.trl_rates if name in TRL else arguments.rates
+        rates = [] if name.startswith("oblrpo") else arguments.trl_rates if name in TRL else arguments.rates
         found += [Variant(name, f"{rate:g}") for rate in rates] or [Variant(name)]
     return found
 

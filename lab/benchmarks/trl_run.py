@@ -33,7 +33,7 @@ from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 
-OURS = ("grpo", "rloo", "oblrpo_shrunk")
+OURS = ("grpo", "rloo", "oblrpo_thrifty", "oblrpo_shrunk")
 TRL = ("trl-grpo", "trl-rloo", "trl-default")
 LOSSES: dict[str, dict[str, Any]] = {
     "trl-grpo": {"loss_type": "grpo", "scale_rewards": "group", "max_grad_norm": 0.0},

@@ -81,9 +81,10 @@ def frozen(run: Trained, step: int, batches: int) -> float:
         batch, past = learner.batch(samples), learner.baseline
         weight_PG = past.by_proxy(samples.features).view_as(batch.rewards_PG)
         baseline_PG = past.begin().of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG)
-        gradient = learner.gradient(batch, baseline_PG, learner.weights(samples))
+        weights = learner.weights(samples)
+        gradient = learner.gradient(batch, baseline_PG, weights)
         look = learner.looks.at(batch, batch.count_P.nonzero().flatten())
-        taken.append(learner.moments(gradient, look))
+        taken.append(learner.moments(gradient, look, weights))
     noise = mean([moments.trace_cov for moments in taken])
     return P * mean([moments.signal2 for moments in taken]) / noise if noise > 0 else math.nan
 

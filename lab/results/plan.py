@@ -257,9 +257,26 @@ LOOKS_SMOLLM2 = Part(
     settings=SMOLLM2.settings,
     paced=True,
 )
+TODAY = Part(
+    "today",
+    about="The default of today on the policies and seeds of groups_of_4, beside RLOO at its best of three rates.",
+    policies=GROUPS_OF_4.policies,
+    sizes=GROUPS_OF_4.sizes,
+    arms=(
+        THRIFTY,
+        Arm("rloo, fixed", {"algorithm": "rloo", "schedule": "off"}, FOUR_RATES, searched=True),
+        MEASURED_RLOO,
+        Arm("none", {"algorithm": "reinforce", "schedule": "auto"}, (1e-5,)),
+    ),
+    seeds=GROUPS_OF_4.seeds,
+    search=GROUPS_OF_4.search,
+    completions=GROUPS_OF_4.completions,
+    settings=GROUPS_OF_4.settings,
+    paced=True,
+)
 
 EVERY = (
     RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, INSTRUCTIONS, AFTER_SFT, SEVERAL, LOOKS,
-    LOOKS_SMOLLM2,
+    LOOKS_SMOLLM2, TODAY,
 )  # fmt: skip
 PARTS = {part.name: part for part in EVERY}

@@ -44,22 +44,6 @@ def test_both_bounds_hold():
     assert [each.tolist() for each in MicroBatches(1, 60).of(sequences, G)] == [[0], [2], [1]]
 
 
-@pytest.mark.parametrize(
-    ("bounds", "expected"),
-    [
-        ({}, [[0, 1, 2]]),
-        ({"prompts": 1}, [[0], [1, 2]]),  # of which two rows are left: as many as a whole group has
-        ({"tokens": 30}, [[1, 0], [2]]),
-        ({"tokens": 12}, [[1], [0, 2]]),
-        ({"prompts": 1, "tokens": 30}, [[1], [0], [2]]),
-    ],
-)
-def test_groups_with_fewer_rows_leave_room_for_others(bounds, expected):
-    sequences = sequences_of([3, 3, 9, 3])
-    found = MicroBatches(**bounds).of(sequences, G, torch.tensor([2, 1, 1]))
-    assert [each.tolist() for each in found] == expected
-
-
 def test_rows_are_those_of_whole_groups():
     assert rows_of(torch.tensor([2, 0]), 3).tolist() == [6, 7, 8, 0, 1, 2]
 

@@ -105,7 +105,7 @@ def one_pass(learner, samples, step=1, old_token_logps_SC=None, baseline_PG=None
     names = ("batch", "norm2", "token_logps_SC", "advantages_PG", "trained_S", "weighed")
     return SimpleNamespace(
         **{name: getattr(gradient, name) for name in names},
-        moments=learner.moments(gradient, look),
+        moments=learner.moments(gradient, look, weights),
         weight_PG=weight_PG,
         baseline_PG=baseline_PG,
         norm2_PG=None if look is None else look.norm2_of(batch),

@@ -46,7 +46,7 @@ def own_norm2_by_hand(score_PGN, rewards_PG, valid_PG):
 ALL = torch.ones(P, G, dtype=torch.bool)
 
 
-def expected_moments(policy, rollouts, rewards_PG, valid_PG, found, looked=None):
+def expected_moments(policy, rollouts, rewards_PG, valid_PG, found, looked=None, rho_PG=None):
     """By loop autograd, of prompts that take part: the plain moments, and those of a batch of so many rows.
 
     Prompts' own gradients are those of the prompts that were looked at.
@@ -58,7 +58,8 @@ def expected_moments(policy, rollouts, rewards_PG, valid_PG, found, looked=None)
     plain = estimators.moments(
         g_PN[(batch.count_P > 0)].square().sum(1), g_PN[(batch.count_P > 0)].mean(0).square().sum()
     )
-    own2_P = own_norm2_by_hand(score_PGN * found.rho_PG.double()[..., None], rewards_PG, valid_PG)
+    rho_PG = found.rho_PG if rho_PG is None else rho_PG
+    own2_P = own_norm2_by_hand(score_PGN * rho_PG.double()[..., None], rewards_PG, valid_PG)
     known = [i for i in looked if valid_PG[i].sum() > 1]
     return plain, plain.of_rows(float(own2_P[known].mean()), P)
 
@@ -98,14 +99,20 @@ def test_prompts_with_two_outputs_that_count_say_what_their_own_gradients_are(ti
     assert found.moments.spared == pytest.approx(corrected.spared, rel=1e-3)
 
 
-def test_weights_of_a_sampler_weigh_the_scores(tiny_policy, rollouts):
-    learner = learner_of(tiny_policy, "rloo", sampler_correction="untruncated")
+@pytest.mark.parametrize("algorithm", ["rloo", "reinforce"])
+def test_weights_of_a_sampler_weigh_the_scores(tiny_policy, rollouts, algorithm):
+    """Those of outputs that are not trained on, too; under RLOO these add nothing."""
+    learner = learner_of(tiny_policy, algorithm, sampler_correction="untruncated")
     learner.rows = P
-    other = rollouts.sequences.own_SC * (tiny_policy.logps(rollouts.sequences).token_logps_SC.detach() * 1.1)
-    found = one_pass(learner, samples_of(replace(rollouts, sampler_logps_SC=other), REWARDS))
-    assert float(found.rho_PG.std()) > 0.01
-    _, corrected = expected_moments(tiny_policy, rollouts, REWARDS, ALL, found)
+    own_SC, logps_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).token_logps_SC.detach()
+    found = one_pass(learner, samples_of(replace(rollouts, sampler_logps_SC=own_SC * logps_SC * 1.1), REWARDS))
+    rho_PG = (-0.1 * own_SC * logps_SC).sum(1).exp().view_as(REWARDS)
+    assert float(rho_PG.std()) > 0.01
+    assert not found.trained_S.all()
+    _, corrected = expected_moments(tiny_policy, rollouts, REWARDS, ALL, found, rho_PG=rho_PG)
     assert found.moments.spared == pytest.approx(corrected.spared, rel=1e-3)
+    _, of_trained = expected_moments(tiny_policy, rollouts, REWARDS, ALL, found)
+    assert (of_trained.spared == pytest.approx(corrected.spared, rel=1e-2)) == (algorithm == "rloo")
 
 
 def test_without_number_nothing_is_corrected(tiny_policy, rollouts):

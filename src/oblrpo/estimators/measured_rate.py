@@ -407,8 +407,17 @@ class MeasuredRate:
                 break
             kl, total = self._taken(change, used * left)
         used, state.rate = used * left, state.rate * (left or 1.0)
-        self._learn(kl, used)
-        self._keep_update()
+        if kl > 0:  # else it was not felt
+            root = math.sqrt(kl / state.tokens) / used
+            predicted = state.root_kappa * math.exp(state.trend) if state.root_kappa else root
+            level = predicted * (root / predicted) ** NEW
+            state.trend += TREND * (math.log(level / state.root_kappa) - state.trend) if state.root_kappa else 0.0
+            state.root_kappa = level
+        while gauge.copies:  # the step goes to the optimizer's state, where the next gradient meets it, in their room
+            p, before, had_gradient = gauge.copies.pop(0)
+            if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
+                update, own = p - before, gauge.optimizer.state[p]
+                own[UPDATE] = (update + own[UPDATE] if UPDATE in own else update).to(torch.bfloat16)
         self._moved, self._change = math.sqrt(total), self._changed if left else self._change
         alone = settings.updates == 1  # then kappa, which averages, knows its length better
         length = used * state.root_kappa if alone else self._moved / math.sqrt(state.tokens)
@@ -428,25 +437,6 @@ class MeasuredRate:
         change_ST = change()
         self._changed = change_ST if self._change is None else self._change + change_ST
         return mean_kl(change_ST), mean_kl(self._changed)
-
-    def _learn(self, kl: float, used: float) -> None:
-        """Take this update into kappa and its trend; nothing where it was not felt."""
-        if kl > 0:
-            state = self.state
-            root = math.sqrt(kl / state.tokens) / used
-            predicted = state.root_kappa * math.exp(state.trend) if state.root_kappa else root
-            level = predicted * (root / predicted) ** NEW
-            state.trend += TREND * (math.log(level / state.root_kappa) - state.trend) if state.root_kappa else 0.0
-            state.root_kappa = level
-
-    def _keep_update(self) -> None:
-        """Leave the step to the optimizer's state, where the next gradient will meet it, in the copy's room."""
-        while self.gauge.copies:
-            p, before, had_gradient = self.gauge.copies.pop(0)
-            if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
-                state = self.gauge.optimizer.state[p]
-                update = p - before
-                state[UPDATE] = (update + state[UPDATE] if UPDATE in state else update).to(torch.bfloat16)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs but the last step, which the optimizer's state holds."""

@@ -142,30 +142,21 @@ class MicroBatches:
     prompts: int = 0
     tokens: int = 0
 
-    def of(self, sequences: Sequences, group_size: int, count_P: Tensor | None = None) -> list[Tensor]:
-        """The indices of every micro-batch's groups; the rows of `sequences` lie one group after the other.
-
-        count_P are the rows that are left of every group, at least one; all if None. Groups with fewer rows than
-        `group_size` leave room for more groups.
-        """
-        lengths_S = sequences.mask_ST.sum(1)
-        device = lengths_S.device
-        if count_P is None:
-            count_P = torch.full((len(lengths_S) // group_size,), group_size, device=device)
-        owner_S = torch.arange(len(count_P), device=device).repeat_interleave(count_P)
-        longest_P = lengths_S.new_zeros(len(count_P)).scatter_reduce(0, owner_S, lengths_S, "amax")
-        counts, longest = count_P.tolist(), longest_P.tolist()
-        order = longest_P.argsort(descending=True, stable=True).tolist() if self.tokens else range(len(counts))
+    def of(self, sequences: Sequences, group_size: int) -> list[Tensor]:
+        """The indices of every micro-batch's groups; the rows of `sequences` lie one group after the other."""
+        longest_P = sequences.mask_ST.sum(1).view(-1, group_size).amax(1)
+        longest = longest_P.tolist()
+        order = longest_P.argsort(descending=True, stable=True).tolist() if self.tokens else range(len(longest))
         blocks: list[list[int]] = []
         width = rows = 0
         for group in order:
-            rows += counts[group]
+            rows += group_size
             full = (self.tokens and rows * width > self.tokens) or (self.prompts and rows > self.prompts * group_size)
             if full or not blocks:
-                width, rows = longest[group], counts[group]
+                width, rows = longest[group], group_size
                 blocks.append([])
             blocks[-1].append(group)
-        return [torch.tensor(block, device=device) for block in blocks]
+        return [torch.tensor(block, device=longest_P.device) for block in blocks]
 
 
 def of_like_length(lengths_S: Tensor, extra: int) -> list[Tensor]:

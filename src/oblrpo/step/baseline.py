@@ -110,11 +110,8 @@ class BaselinePass:
         What a look says of ties is what `Prior.lazy` decides by in later steps.
         """
         P, gram_PGG, norm2_S = look.prompts_P, look.look.gram_PGG, look.look.norm2_PG.flatten()
-        G, features, valid_S = (
-            gram_PGG.shape[1],
-            features.at(rows_of(P, gram_PGG.shape[1])),
-            batch.valid_PG[P].flatten(),
-        )
+        G, valid_S = gram_PGG.shape[1], batch.valid_PG[P].flatten()
+        features = features.at(rows_of(P, G))
         agreements = {name: agreement(self.past.by_proxy(features, name), norm2_S, G, valid_S) for name in PROXIES}
         agreements["calibrated"] = self.past.calibrated.observe(features, norm2_S, G, valid_S)
         if self.past.name == "oblr_thrifty":

@@ -139,6 +139,16 @@ class LookAtBatch:
         norm2_PG = torch.full_like(batch.rewards_PG, math.nan)
         return norm2_PG.index_copy(0, self.prompts_P, self.look.norm2_PG.to(norm2_PG))
 
+    def rho_PG(self, weights: ImportanceWeights) -> Tensor:
+        """The importance weights of the outputs that were looked at; 1 where the sampler is not corrected for."""
+        P, G = self.look.norm2_PG.shape
+        if weights.sampler_logps_SC is None or weights.clip_max is None:
+            return torch.ones_like(self.look.norm2_PG)
+        logps, rows_S = self.look.logps, rows_of(self.prompts_P, G)
+        sampler_logps_SC = weights.sampler_logps_SC[rows_S, : logps.own_SC.shape[1]]
+        log_ratio_S, _ = log_ratio(logps.token_logps_SC, sampler_logps_SC, logps.own_SC)
+        return truncated(log_ratio_S, weights.clip_max).view(P, G)
+
 
 @dataclass
 class PastOfLooks:
@@ -228,14 +238,10 @@ class Looks:
             return None
         chosen_P, keep_S = looked_P[keep_P], rows_of(keep_P, G)
         rewards_PG, valid_PG = batch.rewards_PG[chosen_P], batch.valid_PG[chosen_P]
-        own_SC, rho_S = seen.logps.own_SC[keep_S], None
-        if weights.sampler_logps_SC is not None and weights.clip_max is not None:
-            reported_SC = weights.sampler_logps_SC[rows_of(chosen_P, G), : own_SC.shape[1]]
-            rho_S = truncated(log_ratio(seen.logps.token_logps_SC[keep_S], reported_SC, own_SC)[0], weights.clip_max)
+        rho_PG = looked.rho_PG(weights)[keep_P]
 
         def weighted(of: Look) -> Tensor:
-            estimates_SS = of.estimates_SS[..., keep_S[:, None], keep_S]
-            return estimates_SS if rho_S is None else estimates_SS * rho_S[:, None] * rho_S
+            return of.estimates_SS[..., keep_S[:, None], keep_S] * rho_PG.view(-1, 1) * rho_PG.flatten()
 
         def by_token(advantages_PGT: Tensor) -> Tensor:
             weight_SC = torch.zeros_like(seen.logps.token_logps_SC)
@@ -243,9 +249,9 @@ class Looks:
             return weighted(self._look(batch, looked_P, looked.seed, weight_SC))
 
         shape = (*rewards_PG.shape, -1)
+        own_PGT = seen.logps.own_SC[keep_S].view(shape).to(rewards_PG)
         logit_norm2_PGT = seen.logps.logit_norm2_SC[keep_S].view(shape)
-        inputs = estimators.baseline_inputs(own_SC.view(shape).to(rewards_PG), seen.norm2_PG[keep_P], logit_norm2_PGT)
-        rho_PG = None if rho_S is None else rho_S.view_as(rewards_PG)
+        inputs = estimators.baseline_inputs(own_PGT, seen.norm2_PG[keep_P], logit_norm2_PGT)
         weight_PG = batch.weight_PG[chosen_P]
         return ledger_of(weighted(seen), rewards_PG, valid_PG, inputs, prior, rho_PG, weight_PG, by_token)
 

@@ -177,7 +177,7 @@ class Learner:
                         further |= self.looks.metrics(look, batch, past.prior, weights)
                     further |= begun.learn(look, features, batch, weight_PG)
                 # Signal and noise; then rate and update.
-                moments = self.moments(gradient, look if fresh else None)
+                moments = self.moments(gradient, look if fresh else None, weights)
                 updates.append(self.update(gradient, moments, fresh))
                 weights = replace(weights, old_token_logps_SC=updates[0].gradient.token_logps_SC)
         except DivergedError as error:
@@ -248,7 +248,7 @@ class Learner:
         weighed = Weighed.of(blocks, taken, batch)
         return Gradient(batch, norm2, inner2, halves, advantages_PG, token_logps_SC, weighed)
 
-    def moments(self, gradient: Gradient, look: LookAtBatch | None) -> estimators.Moments:
+    def moments(self, gradient: Gradient, look: LookAtBatch | None, weights: ImportanceWeights) -> estimators.Moments:
         """Signal and noise from the gradient's two halves; from all prompts' own norms, where all were looked at.
 
         g_i = (1/G_i) sum_j a_ij s_ij, so that ||g_i||^2 = a_i' K_i a_i / G_i^2 with the inner products K_i of a look.
@@ -261,8 +261,9 @@ class Learner:
             norm2_L = estimators.group_norm2(gram_PGG, a_LG) / batch.count_P[L].square()
             if len(L) == batch.prompts:
                 found = estimators.moments(norm2_L, gradient.norm2)
-            if self.rows is not None:  # rho is in the scores here, as in a_LG
-                gram_PGG = gram_PGG * rho_PG[L, :, None] * rho_PG[L, None]
+            if self.rows is not None:  # rho is in the scores here
+                rho_LG = look.rho_PG(weights)  # of outputs that were not trained on, too
+                gram_PGG = gram_PGG * rho_LG[:, :, None] * rho_LG[:, None]
                 own2 = estimators.own_norm2(gram_PGG, batch.rewards_PG[L], batch.valid_PG[L])
                 self.looks.observe_own(own2, float(norm2_L.mean()))
         if self.rows is None:
