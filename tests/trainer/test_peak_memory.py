@@ -25,9 +25,9 @@ def few_objects_to_collect():
     gc.unfreeze()
 
 
-def learner_of(tokens=0, beta=0.0, look_steps=0, **optim):
+def learner_of(tokens=0, beta=0.0, look_steps=0, prompts=P, **optim):
     rollout = RolloutConfig(
-        prompts_per_step=P, num_generations=G, max_completion_length=LONGEST, tokens_per_micro_batch=tokens
+        prompts_per_step=prompts, num_generations=G, max_completion_length=LONGEST, tokens_per_micro_batch=tokens
     )
     scores = ScoresConfig(ledger_steps=0, look_steps=look_steps)
     config = TrainConfig(
@@ -55,6 +55,16 @@ def test_activations_are_predicted(tokens):
     weights, below_PG = ImportanceWeights(learner.ratio), torch.full((P, G), -1.0)
     peak = peak_bytes(lambda: learner.gradient(batch, below_PG, weights), "cpu")
     assert predicted.activations + predicted.gradient == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "look_steps", "together"),
+    [(6, 10, 6), (12, 0, 6), (12, 10, 8), (40, 10, 20), (40, 30, 28), (40, 100, 40), (40, 1, 40)],
+)
+def test_looks_are_at_as_many_prompts_as_they_may_be(prompts, look_steps, together):
+    """Gradients at a half, first looks at eight, later ones at what 2 % of the steps between pays for, or all."""
+    learner, config = learner_of(look_steps=look_steps, prompts=prompts)
+    assert peak_memory(learner, config, PROMPT, libraries=0).tokens == together * G * (PROMPT + LONGEST)
 
 
 def test_what_is_there_all_the_time():

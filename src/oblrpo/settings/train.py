@@ -160,7 +160,7 @@ class RolloutConfig(SamplerConfig):
 class AlgorithmConfig:
     """The gradient estimator. `algorithm` names a row of the table; the three below replace one of its entries."""
 
-    algorithm: str = "oblrpo_shrunk"
+    algorithm: str = "oblrpo_thrifty"
     """Algorithm: oblrpo, oblrpo_shrunk, oblrpo_lazy, oblrpo_thrifty, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo,
     vcpo or js."""
     baseline: str = ""

@@ -1,17 +1,19 @@
 """The most memory that a training step will hold, predicted from small trials of the model itself."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from oblrpo.estimators.baselines import SAMPLING, TRAINING
 from oblrpo.memory import machine_bytes, peak_bytes
 from oblrpo.policy import Sequences
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.settings import OptimConfig, TrainConfig
 from oblrpo.step import Batch, Learner
 from oblrpo.step.flow import ImportanceWeights
-from oblrpo.step.look import look
+from oblrpo.step.look import FIRST_PROMPTS, LOOK, WORK_SHARE, look
 from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.trainer.optimizers import make_optimizer
 
@@ -83,8 +85,10 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
     rows, width = rollout.num_generations, prompt_length + rollout.max_completion_length
     budget = rollout.tokens_per_micro_batch // (rows * width) or rollout.prompts_per_step
     looks, P = learner.looks, rollout.prompts_per_step
-    whole = looks.every == 1 or looks.ledger_steps != 0  # a look at all prompts; gradients are of one half at a time
-    prompts = min(budget, rollout.prompts_per_micro_batch or P, P if whole else -(-P // 2))
+    # Gradients are of one half of the prompts at a time, looks of all, or of as many as the work between them pays for.
+    paid = math.ceil(P * looks.every * WORK_SHARE * (SAMPLING + TRAINING) / LOOK)
+    looked = P if looks.every == 1 or looks.ledger_steps != 0 else max(FIRST_PROMPTS, paid) if looks.every else 0
+    prompts = min(budget, rollout.prompts_per_micro_batch or P, max(-(-P // 2), min(P, looked)))
     tokens, own = prompts * rows * width, rollout.max_completion_length / width
     peaks = [_trial(learner, rows, length, own) for length in (TRIAL_TOKENS[0], *TRIAL_TOKENS)][1:]
     slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
