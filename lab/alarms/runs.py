@@ -19,7 +19,7 @@ from typing import Any
 from lab.benchmarks.runs import STARTS, after_start, rows, train_all, warm_starts
 
 ARMS: dict[str, dict[str, Any]] = {
-    "default": {"algorithm": "oblrpo_shrunk", "learning_rate": 1e-5},
+    "default": {"algorithm": "oblrpo_thrifty", "learning_rate": 1e-5},
     "rloo": {"algorithm": "rloo", "learning_rate": 2e-4},
     "grpo": {"algorithm": "grpo", "learning_rate": 2e-4},
 }
@@ -28,7 +28,7 @@ SIZE: dict[str, Any] = {
     "optimizer": "AdamW",
 }  # fmt: skip
 PENALTY = "default with --beta 0.02"
-ON_SUMS = {"default": "oblrpo_shrunk --learning-rate 1e-6", "rloo": "rloo --learning-rate 1e-5",
+ON_SUMS = {"default": "oblrpo_thrifty --learning-rate 1e-6", "rloo": "rloo --learning-rate 1e-5",
            "grpo": "grpo --learning-rate 1e-5"}  # fmt: skip
 MODEL = Path("models/smollm2-135m-instruct")
 WARM = 2  # warm starts a task; seeds take turns

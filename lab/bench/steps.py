@@ -1,6 +1,6 @@
 """What a step of a run costs over a plain forward and backward of the same completions, in CPU seconds.
 
-    python -m lab.bench.steps [--shapes short medium long] [--rounds 9] [--algorithms oblrpo_shrunk rloo]
+    python -m lab.bench.steps [--shapes short medium long] [--rounds 9] [--algorithms oblrpo_thrifty rloo]
 
 A step is the run's own (`step.Learner`): weights, baseline, advantages, gradient, signal and noise, and looks as they
 come, in steps 11 to 20 of a run; rewards are random, so that every completion is trained on. `update` adds the rate,
@@ -99,7 +99,7 @@ def main() -> None:
     """Print a table of medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--algorithms", nargs="+", default=["oblrpo_shrunk", "rloo"])
+    parser.add_argument("--algorithms", nargs="+", default=["oblrpo_thrifty", "rloo"])
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     torch.set_num_threads(1)

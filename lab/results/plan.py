@@ -86,7 +86,7 @@ class Part:
 
 
 NO_EXTRAS: Settings = {"ledger_steps": 0}
-DEFAULT: Settings = {"algorithm": "oblrpo_shrunk"}
+DEFAULT: Settings = {"algorithm": "oblrpo_thrifty"}  # of 0.3.0, as most CSVs have it, `oblrpo_shrunk`
 FIXED: Settings = {**DEFAULT, "schedule": "off"}
 
 RATES = Part(

@@ -27,7 +27,7 @@ CASES: tuple[tuple[str, str, torch.dtype, dict[str, Any]], ...] = (
     ("Qwen3-1.7B", "all parameters", torch.float32, {}),
 )
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "oblrpo_shrunk, measured rate": {},
+    "oblrpo_thrifty, measured rate": {},
     "rloo, fixed rate": {"algorithm": "rloo", "schedule": "off"},
 }
 STEP = {

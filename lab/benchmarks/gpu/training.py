@@ -30,7 +30,7 @@ def parity(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
 
 FIXED_RATE = 3e-6
 REAL: dict[str, dict[str, Any]] = {
-    "oblrpo_shrunk, measured rate": {"algorithm": "oblrpo_shrunk"},
+    "oblrpo_thrifty, measured rate": {"algorithm": "oblrpo_thrifty"},
     f"rloo at {FIXED_RATE:g}": {"algorithm": "rloo", "learning_rate": FIXED_RATE},
 }
 STEPS = 50
