@@ -141,17 +141,12 @@ class Learner:
         Raises:
             DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
-        batch, result = self.batch(samples), StepResult(samples)
-        if batch.prompts >= 2:
-            if estimators.differ(batch.rewards_PG, batch.valid_PG):
-                result = self._learn(samples, batch, number)
-            else:
-                result = replace(result, without_signal=True)
-        for _ in range(self.num_iterations - len(result.updates)):
-            self._end_update()
-        return result
-
-    def _learn(self, samples: Samples, batch: Batch, number: int) -> StepResult:
+        batch = self.batch(samples)
+        without_signal = batch.prompts >= 2 and not estimators.differ(batch.rewards_PG, batch.valid_PG)
+        if batch.prompts < 2 or without_signal:
+            for _ in range(self.num_iterations):
+                self._end_update()
+            return StepResult(samples, without_signal=without_signal)
         past, features, weights = self.baseline, samples.features, self.weights(samples)
         begun, updates, result = past.begin(), list[Update](), StepResult(samples)
         further, clipped = dict[str, float](), list[dict[str, float]]()
@@ -196,6 +191,8 @@ class Learner:
                 further[name] = sum(shares.get(name, 0.0) for shares in clipped) / len(updates)
             norm2_PG = None if look is None else look.norm2_of(batch)
             result = replace(result, updates=updates, baseline_PG=baseline_PG, norm2_PG=norm2_PG, further=further)
+        for _ in range(self.num_iterations - len(updates)):
+            self._end_update()
         return result
 
     def gradient(self, batch: Batch, baseline_PG: Tensor, weights: ImportanceWeights) -> Gradient:
