@@ -252,7 +252,7 @@ LOOKS_SMOLLM2 = Part(
     about="The same on SmolLM2's sums, with the default rate everywhere.",
     policies=SMOLLM2.policies,
     sizes=SMOLLM2.sizes,
-    arms=(THRIFTY, SHRUNK, MEASURED_RLOO),
+    arms=(THRIFTY, Arm("shrunk", SHRUNK.settings, (1e-5,), seeds=(23,)), MEASURED_RLOO),
     seeds=(23, 24, 25),
     settings=SMOLLM2.settings,
     paced=True,
