@@ -79,6 +79,20 @@ def one_absurd(at: Place) -> Figures:
     return found
 
 
+def another_zero(at: Place) -> Figures:
+    """The example's reward less 1, and plus 1: what 30 steps earn in the mean, in the example's own units."""
+    found: Figures = {}
+    for offset in (0, -1, 1):
+
+        def moved(_: int, completions: list[str], __: dict[str, list[Any]], offset: int = offset) -> list[float]:
+            return [value + offset for value in lowercase(completions)]
+
+        for name, settings in {"default": {}, "none": {"algorithm": "reinforce", "schedule": "auto"}}.items():
+            run = at.train(f"{name}_{offset}", moved, steps=30, **settings)
+            found[f"{offset:+d}, {name}"] = mean(run.column("reward", 1, 30)) - offset
+    return found
+
+
 def changing(change: int, max_completion_length: int = 16) -> Reward:
     """The share of lowercase letters up to a step, then that of digits."""
 

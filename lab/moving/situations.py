@@ -138,6 +138,12 @@ SITUATIONS = {
         "default 60, 60, 85; RLOO at its best rate 15, 20, 40",
         outage.rare,
     ),
+    "zero": Situation(
+        "the reward less 1 and plus 1, 30 steps: the default, and no baseline with the measured rate",
+        "what is earned does not depend on it",
+        "not measured",
+        change.another_zero,
+    ),
     "end": Situation(
         "tasks that are soon solved, 150 steps, the default: rate and entropy before reward .99 and after",
         "the rate ends where the signal ends; entropy stays",

@@ -236,6 +236,7 @@ SEVERAL = Part(
 
 SHRUNK, LAZY, THRIFTY = (Arm(form, {"algorithm": f"oblrpo_{form}"}, (1e-5,)) for form in ("shrunk", "lazy", "thrifty"))
 MEASURED_RLOO = Arm("rloo", {"algorithm": "rloo", "schedule": "auto"}, (1e-5,))
+MEASURED_NONE = Arm("none", {"algorithm": "reinforce", "schedule": "auto"}, (1e-5,))
 LOOKS = Part(
     "looks",
     about="The three forms of shrinking with few looks, with a look at all prompts in every step, and RLOO.",
@@ -252,7 +253,7 @@ LOOKS_SMOLLM2 = Part(
     about="The same on SmolLM2's sums, with the default rate everywhere.",
     policies=SMOLLM2.policies,
     sizes=SMOLLM2.sizes,
-    arms=(THRIFTY, Arm("shrunk", SHRUNK.settings, (1e-5,), seeds=(23,)), MEASURED_RLOO),
+    arms=(THRIFTY, Arm("shrunk", SHRUNK.settings, (1e-5,), seeds=(23,)), MEASURED_RLOO, MEASURED_NONE),
     seeds=(23, 24, 25),
     settings=SMOLLM2.settings,
     paced=True,
@@ -266,7 +267,7 @@ TODAY = Part(
         THRIFTY,
         Arm("rloo, fixed", {"algorithm": "rloo", "schedule": "off"}, FOUR_RATES, searched=True),
         MEASURED_RLOO,
-        Arm("none", {"algorithm": "reinforce", "schedule": "auto"}, (1e-5,)),
+        MEASURED_NONE,
     ),
     seeds=GROUPS_OF_4.seeds,
     search=GROUPS_OF_4.search,
