@@ -166,7 +166,7 @@ class AlgorithmConfig:
     baseline: str = ""
     """Baseline subtracted from rewards: none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal,
     leave-one-out), oblr_shrunk (the same, shrunk towards other prompts), oblr_lazy (the same, but the others' reward
-    where they agree), oblr_thrifty (the cheaper of these two), opo, eob, vcpo, or a function of yours as
+    where they agree), oblr_thrifty (so where it costs less), opo, eob, vcpo, or a function of yours as
     file.py:function. Empty: the algorithm's."""
     normalisation: str = ""
     """Divisor of advantages: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""

@@ -22,7 +22,7 @@ SCORE_NORMS = ("calibrated", *PROXIES)
 
 
 class StepBaseline:
-    """The past of a baseline: the prior, and the calibrated proxy of score norms. A `BaselinePass` only reads it.
+    """The past of a baseline: the prior, and the calibrated proxy of score norms, which a `BaselinePass` teaches.
 
     Args:
         name: a key of `estimators.BASELINES`.
@@ -79,7 +79,7 @@ class StepBaseline:
 
 @dataclass
 class BaselinePass:
-    """One pass over a batch. Only `prior` changes: it takes in one block of prompts after the other."""
+    """One pass over a batch. `prior` takes it in; the proxy learns from its look, once b was taken."""
 
     past: StepBaseline
     prior: estimators.Prior

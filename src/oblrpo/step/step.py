@@ -270,7 +270,7 @@ class Learner:
         return found.of_rows(own2, self.rows)
 
     def update(self, gradient: Gradient, moments: estimators.Moments, fresh: bool = True) -> Update:
-        """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4, the schedule `debiased`), or the schedule's own, and step.
+        """Set the schedule's rate and step; under `debiased` it is eta_0 N SNR / (1 + N SNR) (theorem 4).
 
         No signal, no step: where the gradient is exactly 0, weights, optimizer and schedule stay as they are. `fresh`
         says whether no update was made on these outputs before: then their gradient is independent of all updates.
@@ -286,7 +286,7 @@ class Learner:
         factor = schedule.step(moments, gradient.ess_ratio, batch.mean_length, fresh, headroom)
         rate = schedule.learning_rates[0]
         change = self.movement.watch(gradient) if schedule.measures_updates else None
-        self.optimizer.step()  # the schedule's hook then puts eta_0 back
+        self.optimizer.step()  # hooks of the schedule: gradients in units of their scale before, eta_0 back after
         self.optimizer.zero_grad(set_to_none=True)  # its room is needed by what measures the update
         try:
             if change is not None:  # how far the policy moved; an update that went too far is shortened
