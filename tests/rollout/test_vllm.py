@@ -5,7 +5,7 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.rollout import engine, make_sampler, sample
-from oblrpo.rollout.vllm import features_of_logps
+from oblrpo.scores import Features
 from oblrpo.settings import SamplerConfig
 
 
@@ -46,7 +46,7 @@ def test_log_probabilities_are_enough_for_the_entropy(tiny_policy):
     torch.manual_seed(3)
     drawn = sample(tiny_policy, ["a", "bcdef", "gh"], 200, 3, 0.7, logps=True)
     logps = tiny_policy.logps(drawn.sequences, 0.7)
-    features, exact = features_of_logps(drawn.sampler_logps_SC, logps.own_SC), logps.features
+    features, exact = Features.of_logps(drawn.sampler_logps_SC, logps.own_SC), logps.features
     torch.testing.assert_close(features.logps_S, exact.logps_S)
     assert torch.equal(features.length_S, exact.length_S)
     assert (features.logit_norm2_S <= exact.logit_norm2_S * 1.0001).all()

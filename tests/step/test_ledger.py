@@ -107,7 +107,7 @@ def test_a_ledger_is_taken_when_its_share_of_the_work_has_been_saved(tiny_policy
                     looks, "at", lambda *given, taken=taken: taken.extend(given[2:]) if given[2] else None
                 )
                 looks.take(batch, step)
-                looks.save_up(batch, trained_S, True)
+                looks.save_up(int(tokens_S.sum()), int(tokens_S[trained_S].sum()), True)
         assert taken[::2] == taken[1::2]
         trained = float(tokens_S[trained_S].sum() / tokens_S.sum())
         a_step = WORK_SHARE * (SAMPLING + TRAINING * trained) / LEDGER

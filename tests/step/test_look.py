@@ -85,7 +85,8 @@ def taken_of(looks, batch, steps):
     for step in steps:
         looked = looks.take(batch, step)
         found[step] = [] if looked is None else looked.prompts_P.tolist()
-        looks.save_up(batch, batch.valid_PG.flatten(), looked is not None)
+        tokens = batch.sequences.tokens
+        looks.save_up(tokens, tokens, looked is not None)
     return found
 
 

@@ -96,7 +96,9 @@ def one_pass(learner, samples, step=1, old_token_logps_SC=None, baseline_PG=None
     batch, weights, past = learner.batch(samples), learner.weights(samples), learner.baseline
     weights = replace(weights, old_token_logps_SC=old_token_logps_SC)
     look, begun = learner.looks.take(batch, step), past.begin()
-    weight_PG = past.weights(past.by_proxy(features).view_as(batch.rewards_PG), look, batch.prompts)
+    weight_PG = past.weights(
+        past.by_proxy(features).view_as(batch.rewards_PG), None if look is None else look.grams, batch.prompts
+    )
     if baseline_PG is None:
         baseline_PG = begun.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG)
     gradient = learner.gradient(batch, baseline_PG, weights)

@@ -113,6 +113,16 @@ def baseline_metrics(
     return metrics
 
 
+def gather_rows(rows_SC: Tensor, group: Any = None) -> Tensor:
+    """The rows of all processes, as wide as the widest, zeros behind the others; the same on each of them."""
+    if not torch.distributed.is_initialized():
+        return rows_SC
+    parts: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(parts, rows_SC.cpu(), group=group)
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]).to(rows_SC)
+
+
 def without_tensors(state: dict[str, Any]) -> dict[str, Any]:
     """The state with lists of numbers in the place of tensors."""
     plain: dict[str, Any] = json.loads(json.dumps(state, default=torch.Tensor.tolist))

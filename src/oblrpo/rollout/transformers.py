@@ -75,7 +75,7 @@ def sample(
         with policy.arithmetic():
             drawn = decode(policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, ends, pad, draw)
     if drawn is None:
-        record = _Record(draw) if temperature and (logps or features) else None
+        record = Record(draw) if temperature and (logps or features) else None
         drawn = _by_generate(policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, draw, record)
     completion_SC, token_logps_SC, entropy_SC, logit_norm2_SC = drawn
     ended_SC = ended(policy, completion_SC)
@@ -95,7 +95,7 @@ def sample(
 
 def _by_generate(
     policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int, draw: Draw,
-    record: "_Record | None",
+    record: "Record | None",
 ) -> Drawn:  # fmt: skip
     """Return completions with the recorded figures of their draws by token, (S, C) each; rows run until all have ended.
 
@@ -161,7 +161,7 @@ def _is_kept(layer: Any) -> bool:
     return is_own and (needs_none or any(tensor is not None and tensor.numel() for tensor in tensors))
 
 
-class _Record(LogitsProcessor):  # type: ignore[misc]
+class Record(LogitsProcessor):  # type: ignore[misc]
     """Records the figures of each drawn token: sees the logits before a draw, and the token one call later."""
 
     def __init__(self, draw: Draw) -> None:

@@ -122,6 +122,17 @@ class Features:
         logit_norm2_S, logps_S, entropy_S = sums
         return cls((~outside_SC).sum(1).to(logps_S), logps_S, entropy_S, logit_norm2_S)
 
+    @classmethod
+    def of_logps(cls, token_logps_SC: Tensor, mask_SC: Tensor) -> Features:
+        """What log-probabilities alone tell of draws, summed over the tokens where mask_SC is not 0.
+
+        -log p of every token is an unbiased estimate of the entropy, and the least that its logit norm can be is
+        (1 - p)^2, the half of what it can be at most. Without it the calibrated proxy hardly does better than equal
+        weights: on the demo it is off by .87 nats within a group, equal weights by 1.02; with it by .40, and with all
+        features by .39.
+        """
+        return cls.from_tokens(token_logps_SC.expm1().square(), token_logps_SC, -token_logps_SC, mask_SC)
+
 
 PROXIES: dict[str, Callable[[Features], Tensor]] = {
     # As if tokens' scores were orthogonal and of one norm. Hao et al. 2025 (OPO), arXiv 2505.23585.

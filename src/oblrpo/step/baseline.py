@@ -14,8 +14,6 @@ from oblrpo.estimators import BASELINES
 from oblrpo.estimators.baselines import TIES
 from oblrpo.policy.sequences import rows_of
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, agreement
-from oblrpo.step.flow import Batch
-from oblrpo.step.look import LookAtBatch
 
 SCORE_NORMS = ("calibrated", *PROXIES)
 """What the setting `score_norms` may be, where there was no look."""
@@ -57,15 +55,16 @@ class StepBaseline:
         """Whether the proxy's weights are in units of squared norms: from the first look on."""
         return self.score_norms != "calibrated" or self.calibrated.observed > 0
 
-    def weights(self, proxy_PG: Tensor, look: LookAtBatch | None, prompts: int) -> Tensor:
+    def weights(self, proxy_PG: Tensor, looked: tuple[Tensor, Tensor] | None, prompts: int) -> Tensor:
         """The weights of rewards, (P, G): exact squared norms if all `prompts` that take part were looked at.
 
         Else they are the proxy's, of all prompts: its level follows that of the norms from look to look, so that exact
-        ones beside it would weigh several times too much in what prompts say of each other.
+        ones beside it would weigh several times too much in what prompts say of each other. A look is which prompts it
+        was at, and the inner products of each of these prompts' scores.
         """
-        if look is None or self.score_norms != "calibrated" or len(look.prompts_P) < prompts:
+        if looked is None or self.score_norms != "calibrated" or len(looked[0]) < prompts:
             return proxy_PG
-        return proxy_PG.index_copy(0, look.prompts_P, look.look.norm2_PG.to(proxy_PG))
+        return proxy_PG.index_copy(0, looked[0], looked[1].diagonal(dim1=1, dim2=2).to(proxy_PG))
 
     def state_dict(self) -> dict[str, Any]:
         """The prior and what the calibrated proxy has learned."""
@@ -98,33 +97,51 @@ class BaselinePass:
         own_PGT are the policy's own tokens, for a baseline that looks at lengths, and norm2_PG the weights, for one
         that takes some. Weights in another unit than later ones are not to be remembered.
         """
-        inputs = {} if own_PGT is None else estimators.baseline_inputs(own_PGT, norm2_PG)
+        inputs = {} if norm2_PG is None else {"norm2_PG": norm2_PG}
+        if own_PGT is not None:
+            inputs = estimators.baseline_inputs(own_PGT, norm2_PG)
         baseline_PG = estimators.baseline(self.past.name, rewards_PG, valid_PG=valid_PG, prior=self.prior, **inputs)
         if self.past.weighted and norm2_PG is not None and remember:
             self.prior.observe(rewards_PG, norm2_PG, valid_PG)
         return baseline_PG
 
-    def learn(self, look: LookAtBatch, features: Features, batch: Batch, weight_PG: Tensor) -> dict[str, float]:
+    def learn(
+        self,
+        looked: tuple[Tensor, Tensor],
+        features: Features,
+        rewards_PG: Tensor,
+        valid_PG: Tensor,
+        weight_PG: Tensor,
+        scale_PG: Tensor,
+    ) -> dict[str, float]:
         """Take in a look, once b was taken; return how well each proxy agreed with its norms, the fitted one before it.
 
         What a look says of ties is what `Prior.lazy` decides by in later steps.
+
+        Args:
+            looked: which prompts were looked at, and the inner products of their scores; NaN beside the diagonal where
+                norms alone were taken.
+            features: of the outputs of all prompts.
+            rewards_PG: the rewards F.
+            valid_PG: which outputs count.
+            weight_PG: the weights that b was taken with.
+            scale_PG: what multiplies F - b in the gradient.
         """
-        P, gram_PGG, norm2_S = look.prompts_P, look.look.gram_PGG, look.look.norm2_PG.flatten()
-        G, valid_S = gram_PGG.shape[1], batch.valid_PG[P].flatten()
+        P, gram_PGG = looked
+        norm2_S, G, valid_S = gram_PGG.diagonal(dim1=1, dim2=2).flatten(), gram_PGG.shape[1], valid_PG[P].flatten()
         features = features.at(rows_of(P, G))
         agreements = {name: agreement(self.past.by_proxy(features, name), norm2_S, G, valid_S) for name in PROXIES}
         agreements["calibrated"] = self.past.calibrated.observe(features, norm2_S, G, valid_S)
-        if self.past.name == "oblr_thrifty":
+        if self.past.name == "oblr_thrifty" and bool(gram_PGG.isfinite().all()):
             norms, shares = list[Tensor](), list[Tensor]()
             for lazy in TIES:
                 prior = copy.copy(self.past.prior)
                 prior.lazy = lazy
                 b_PG = estimators.baseline(
-                    "oblr_thrifty", batch.rewards_PG, valid_PG=batch.valid_PG, norm2_PG=weight_PG, prior=prior
+                    "oblr_thrifty", rewards_PG, valid_PG=valid_PG, norm2_PG=weight_PG, prior=prior
                 )
-                a_PG = estimators.advantages(batch.rewards_PG, b_PG, batch.valid_PG)
-                a_PG = a_PG * batch.weight_PG / batch.divisor_PG
-                norms.append((estimators.group_norm2(gram_PGG, a_PG[P]) / batch.count_P[P].square()).mean())
-                shares.append((a_PG[batch.valid_PG] != 0).double().mean())
+                a_PG = estimators.advantages(rewards_PG, b_PG, valid_PG) * scale_PG
+                norms.append((estimators.group_norm2(gram_PGG, a_PG[P]) / valid_PG[P].sum(1).square()).mean())
+                shares.append((a_PG[valid_PG] != 0).double().mean())
             self.prior.observe_ties(torch.stack(norms), torch.stack(shares))
         return {f"score_norm2/agreement_{name}": value for name, value in agreements.items()}

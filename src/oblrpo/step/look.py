@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.policy.sequences import MicroBatches, rows_of
 from oblrpo.scores import ScoreTape, Sketch
 from oblrpo.step.flow import Batch, ImportanceWeights, log_ratio, truncated
-from oblrpo.tables.algorithms import Algorithm
+from oblrpo.tables.algorithms import SCHEDULES, Algorithm
 
 LOOK, LEDGER = 3.5, 8.0
 """What a look at a token, and a ledger of it, cost, in forwards of a token. Measured on one thread of a CPU: 3.4 to 3.9
@@ -35,6 +35,15 @@ OWN_MEMORY = 0.9
 """How much of what a look has found of prompts' own gradients is left one look later."""
 WORK_SHARE = 0.02
 """The share of a run's work that its looks take; and its ledgers, where no number of steps is set."""
+LOOK_STEPS = 10
+"""One step in so many is looked at, where no number is set: a proxy's weights hardly change in between."""
+
+
+def look_steps(setting: int | None, schedule: str) -> int:
+    """The number of steps from one look to the next, under a schedule; None: as many as that wants."""
+    if setting is not None:
+        return setting
+    return 1 if SCHEDULES[schedule].needs_moments else LOOK_STEPS
 
 
 @dataclass(frozen=True)
@@ -134,6 +143,11 @@ class LookAtBatch:
     seed: int | None
     """The seed of the look's sketches; None: no ledger is due."""
 
+    @property
+    def grams(self) -> tuple[Tensor, Tensor]:
+        """Which prompts were looked at, and the inner products of each of these prompts' scores."""
+        return self.prompts_P, self.look.gram_PGG
+
     def norm2_of(self, batch: Batch) -> Tensor:
         """The squared score norms of the whole batch's outputs, NaN of those that were not looked at."""
         norm2_PG = torch.full_like(batch.rewards_PG, math.nan)
@@ -184,6 +198,9 @@ class Looks:
     """Steps between ledgers, besides that of step 1; 0: none, None: whenever `WORK_SHARE` of the work pays for one."""
     exact: bool = False
     """Whether ledgers are of exact inner products, for which all prompts go through the model at once."""
+    apart: bool = False
+    """Whether a prompt's outputs go through the model apart, a micro-batch being smaller than a group. Their norms are
+    then taken, and their inner products are NaN."""
     _past: PastOfLooks = field(default_factory=lambda: PastOfLooks(), init=False)
     _price: list[float] = field(default_factory=lambda: [0.0, 0.0], init=False)  # of this step's look, and its ledger
 
@@ -221,7 +238,13 @@ class Looks:
     def _look(self, batch: Batch, prompts_P: Tensor, seed: int | None, weight_SC: Tensor | None = None) -> Look:
         G, exact = batch.rewards_PG.shape[1], self.exact and seed is not None
         sequences, seed = batch.sequences.at(rows_of(prompts_P, G)), None if exact else seed
-        return look(self.policy, sequences, G, self.temperature, self.micro_batches, seed, weight_SC, exact)
+        group = 1 if self.apart else G
+        seen = look(self.policy, sequences, group, self.temperature, self.micro_batches, seed, weight_SC, exact)
+        if not self.apart:
+            return seen
+        norm2_PG = seen.norm2_PG.view(-1, G)
+        unknown_PGG = torch.full((*norm2_PG.shape, G), math.nan, dtype=norm2_PG.dtype, device=norm2_PG.device)
+        return replace(seen, gram_PGG=unknown_PGG.diagonal_scatter(norm2_PG, dim1=1, dim2=2))
 
     def ledger(
         self, looked: LookAtBatch, batch: Batch, prior: Prior, weights: ImportanceWeights
@@ -266,16 +289,16 @@ class Looks:
         dimension = ledger.entries["rloo"].effective_dimension if "rloo" in ledger.entries else math.nan
         return ledger_metrics(ledger) | {"effective_dimension": dimension}
 
-    def save_up(self, batch: Batch, trained_S: Tensor, looked: bool) -> None:
+    def save_up(self, tokens: float, trained: float, looked: bool) -> None:
         """Pay for the step's look, if one was taken, and put the share of its work aside, once it has made its update.
 
-        trained_S are the outputs that the gradient was taken of.
+        tokens are those of all completions and their prompts, trained those that the gradient was taken of.
         """
-        past, tokens_S = self._past, batch.sequences.mask_ST.sum(1)
-        share = WORK_SHARE * float(SAMPLING * tokens_S.sum() + TRAINING * tokens_S[trained_S].sum())
+        past = self._past
+        share = WORK_SHARE * (SAMPLING * tokens + TRAINING * trained)
         past.for_looks += share - self._price[0]
         past.for_ledger += share - self._price[1]
-        past.tokens, past.taken = float(tokens_S.sum()), past.taken + looked
+        past.tokens, past.taken = float(tokens), past.taken + looked
 
     def observe_own(self, own2: float, mean_norm2: float) -> None:
         """Take in `own_norm2` of a look, and the mean squared norm of its prompts' gradients."""
@@ -287,6 +310,12 @@ class Looks:
     def own_share(self) -> float:
         """mean_q ||mu_q||^2 as a part of E||g_i||^2, by looks that count .9 times less a look; NaN before the first."""
         return self._past.own / self._past.own_looks if self._past.own_looks else math.nan
+
+    def of_rows(self, found: estimators.Moments, own2: float, rows: int | None) -> estimators.Moments:
+        """A step's moments where there are so many prompts; looks say what its own do not, own2 being NaN then."""
+        if rows is None:
+            return found
+        return found.of_rows(self.own_share * (found.signal2 + found.trace_cov) if math.isnan(own2) else own2, rows)
 
     def state_dict(self) -> dict[str, Any]:
         """What was put aside, and what looks have found."""

@@ -157,7 +157,8 @@ class Learner:
             # Weights of rewards: exact squared norms where they were taken, else a proxy that earlier looks have
             # taught. A weight may depend on its own output and on the past, so that the gradient is unbiased.
             proxy_PG = past.by_proxy(features).view_as(batch.rewards_PG)
-            weight_PG = past.weights(proxy_PG, look, batch.prompts)
+            looked = None if look is None else look.grams
+            weight_PG = past.weights(proxy_PG, looked, batch.prompts)
             # Baseline: b = sum w F / sum w over the other outputs, weighted by w (theorem 7), or the named one.
             scaled = (look is not None and len(look.prompts_P) == batch.prompts) or past.scaled
             baseline_PG = begun.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG, remember=scaled)
@@ -167,10 +168,11 @@ class Learner:
                     clipped.append(clip_metrics(gradient, self.ratio))
                 else:
                     further |= sampler_metrics(gradient.weighed, self.clip_max)
-                if fresh and look is not None:
+                if fresh and look is not None and looked is not None:
                     with self.clock.part("looks"):
                         further |= self.looks.metrics(look, batch, past.prior, weights)
-                    further |= begun.learn(look, features, batch, weight_PG)
+                    rewards_PG, scale_PG = batch.rewards_PG, batch.weight_PG / batch.divisor_PG
+                    further |= begun.learn(looked, features, rewards_PG, batch.valid_PG, weight_PG, scale_PG)
                 # Signal and noise; then rate and update.
                 moments = self.moments(gradient, look if fresh else None, weights)
                 updates.append(self.update(gradient, moments, fresh))
@@ -186,7 +188,8 @@ class Learner:
             raise InputError(f"the gradient cannot be used: {error}") from None
         if updates:
             past.end_step(begun)
-            self.looks.save_up(batch, updates[0].gradient.trained_S, look is not None)
+            tokens_S, trained_S = batch.sequences.mask_ST.sum(1), updates[0].gradient.trained_S
+            self.looks.save_up(int(tokens_S.sum()), int(tokens_S[trained_S].sum()), look is not None)
             for name in clipped[-1] if clipped else ():
                 further[name] = sum(shares.get(name, 0.0) for shares in clipped) / len(updates)
             norm2_PG = None if look is None else look.norm2_of(batch)
@@ -263,11 +266,8 @@ class Learner:
                 gram_PGG = gram_PGG * rho_LG[:, :, None] * rho_LG[:, None]
                 own2 = estimators.own_norm2(gram_PGG, batch.rewards_PG[L], batch.valid_PG[L])
                 self.looks.observe_own(own2, float(norm2_L.mean()))
-        if self.rows is None:
-            return found
-        if look is None or len(look.prompts_P) < batch.prompts or math.isnan(own2):
-            own2 = self.looks.own_share * (found.signal2 + found.trace_cov)
-        return found.of_rows(own2, self.rows)
+        whole = look is not None and len(look.prompts_P) == batch.prompts
+        return self.looks.of_rows(found, own2 if whole else math.nan, self.rows)
 
     def update(self, gradient: Gradient, moments: estimators.Moments, fresh: bool = True) -> Update:
         """Set the schedule's rate and step; under `debiased` it is eta_0 N SNR / (1 + N SNR) (theorem 4).

@@ -67,6 +67,8 @@ class Schedule:
     measures_updates: bool = False
     """Whether it sets the rate itself, from how far each update has moved the policy: `SNRSchedule.confine` has to be
     called after every one."""
+    needs_signal: bool = True
+    """Whether it sets no rate before signal and noise were measured."""
     needs_moments: bool = False
     """Whether its factor is made of signal and noise of every step, so that every step is looked at if not set."""
 
@@ -76,9 +78,10 @@ SCHEDULES: dict[str, Schedule] = {
     "plugin": Schedule("the same, biased: the paper read literally", needs_moments=True),
     "auto": Schedule("measured from `learning_rate` on, as long as the next gradients say that steps should be",
                      memory=0.97, state_bytes_per_parameter=2, measures_updates=True),
-    "kl": Schedule("measured from `learning_rate` on, towards a KL per update", nats=0.02, measures_updates=True),
-    "ess": Schedule("effective sample size, the rate of VCPO (arXiv 2602.17616)"),
-    "off": Schedule("the factor 1"),
+    "kl": Schedule("measured from `learning_rate` on, towards a KL per update", nats=0.02, measures_updates=True,
+                   needs_signal=False),
+    "ess": Schedule("effective sample size, the rate of VCPO (arXiv 2602.17616)", needs_signal=False),
+    "off": Schedule("the factor 1", needs_signal=False),
 }  # fmt: skip
 """Every schedule by name; the command line, the adapters and the diagnosis read this table."""
 

@@ -24,8 +24,9 @@ from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.engine import check_version
 from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value, flatten, with_settings
 from oblrpo.step import Learner, Looks, Movement, StepBaseline, counted
+from oblrpo.step.look import look_steps
 from oblrpo.step.reference import Reference
-from oblrpo.tables.algorithms import SCHEDULES, refusal
+from oblrpo.tables.algorithms import refusal
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.optimizers import make_optimizer, make_scheduler
@@ -97,17 +98,6 @@ def _check_sizes(config: TrainConfig) -> None:
         )
 
 
-LOOK_STEPS = 10
-"""One step in so many is looked at, where no number is set: a proxy's weights hardly change in between."""
-
-
-def look_steps(config: TrainConfig) -> int:
-    """The number of steps from one look to the next."""
-    if config.scores.look_steps is not None:
-        return config.scores.look_steps
-    return 1 if SCHEDULES[resolve(config.algorithm, config.optim).schedule].needs_moments else LOOK_STEPS
-
-
 def row_batches(rollout: RolloutConfig) -> MicroBatches:
     """Micro-batches of rows that are no groups, as large as those of groups."""
     return MicroBatches(rollout.prompts_per_micro_batch * rollout.num_generations, rollout.tokens_per_micro_batch)
@@ -163,6 +153,7 @@ def make_learner(
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     beta, clock, G = config.algorithm.beta, Clock(), rollout.num_generations
+    every = look_steps(scores.look_steps, algorithm.schedule)
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
@@ -172,7 +163,7 @@ def make_learner(
         algorithm=algorithm,
         ratio=ratio_of(config.algorithm, algorithm),
         baseline=StepBaseline(algorithm.baseline, scores.score_norms),
-        looks=Looks(policy, rollout.temperature, groups, look_steps(config), scores.ledger_steps),
+        looks=Looks(policy, rollout.temperature, groups, every, scores.ledger_steps),
         schedule=schedule,
         movement=Movement(policy, rollout.temperature, row_blocks),
         optimizer=optimizer,

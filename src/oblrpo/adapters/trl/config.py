@@ -1,11 +1,11 @@
 """The settings of `OBLRPOTrainer`: those of TRL's `GRPOConfig`, some with other defaults, and ours.
 
-And what must hold in TRL for the gradient to be the mean over sequences of A grad log pi, and for it to be measured.
+And what must hold in TRL for advantages to be right and for signal and noise to be measured; of all else that changes
+TRL's objective one sentence says so.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,56 +16,67 @@ from trl import GRPOConfig
 
 from oblrpo.adapters.shared import Rule, check, check_version, off
 from oblrpo.adapters.trl import sampling
+from oblrpo.adapters.trl.accumulated import first_half
 from oblrpo.errors import InputError
 from oblrpo.rollout.weights import check_weights, is_tied
+from oblrpo.step.baseline import SCORE_NORMS
 from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.tables.baselines import UNBIASED
 
 check_version("trl", trl.__version__, (1, 16), (1, 17))  # `OBLRPOTrainer` overrides what is inside it
 
-LOGGER = logging.getLogger(__name__)
-
-ADDED = "it adds a gradient that is neither in the baseline nor in the signal"
-
 RULES = (
-    Rule("loss_type", ("luspo",), "it weights or clips tokens differently from the gradient of the expected reward",
-         "loss_type='luspo', the sum over each sequence's tokens"),
     Rule("scale_rewards", ("none",), "rewards would be divided by a deviation that depends on the completion itself"),
     Rule("multi_objective_aggregation", ("sum_then_normalize",),
          "each reward would be divided by a deviation that depends on the completion itself"),
-    Rule("num_iterations", (1,), "after the first update the batch is off-policy"),
-    Rule("beta", lambda value: value >= 0, "a reward for leaving the reference has no bound", "beta=0.0"),
-    Rule("sync_ref_model", (False,), "the reference must stay the initial policy"),
-    Rule("delta", (None,), "it clips ratios"),
-    Rule("entropy_coef", (0.0, None), ADDED),
-    Rule("use_adaptive_entropy", (False,), ADDED),
-    Rule("router_aux_loss_coef", (0.0,), ADDED),
-    Rule("top_entropy_quantile", (1.0,), "it leaves out tokens"),
-    Rule("off_policy_mask_threshold", (None,), "it leaves out completions"),
-    Rule("mask_truncated_completions", (False,), "masking completions by what they contain changes the objective",
-         "mask_truncated_completions=False, and let the reward score truncated completions"),
-    Rule("vllm_importance_sampling_correction", (False,), "truncated ratios make every baseline biased"),
-    *sampling.RULES,
     Rule("temperature", lambda value: value > 0, "greedy completions have no score", "temperature=1.0"),
     Rule("optim", lambda value: not any(word in str(value).lower() for word in ("lomo", "layerwise")),
-         "it updates weights within TRL's backward, which is not run", "optim='adamw_torch'"),
-    Rule("torch_compile", (False,), "a compiled model cannot be recorded"),
+         "it updates weights within the backward, before the gradient is measured", "optim='adamw_torch'"),
+    Rule("torch_compile", (False,), "a compiled model cannot be looked at"),
     Rule("fp16", (False,), "its loss is scaled, and so are the gradients that are measured", "bf16=True"),
-    Rule("fsdp", off, "no process holds a sequence's gradient",
+    Rule("fsdp", off, "sharded weights are not handled yet",
          "no fsdp; with sharded weights use oblrpo's verl adapter"),
-    Rule("deepspeed", off, "it runs the backward itself",
+    Rule("deepspeed", off, "sharded weights are not handled yet",
          "no deepspeed; with sharded weights use oblrpo's verl adapter"),
     Rule("baseline", UNBIASED, "it must be an unbiased one", "one of " + ", ".join(UNBIASED)),
-    Rule("score_norms", ("exact", "calibrated"), "it is unknown", "'exact' or 'calibrated'"),
-    Rule("score_method", ("auto", "gram", "instantiate", "two_pass"), "it is unknown"),
-    Rule("calibration_steps", lambda value: value >= 1, "it must be at least 1", "calibration_steps=10"),
+    Rule("score_norms", SCORE_NORMS, "it is unknown", "one of " + ", ".join(SCORE_NORMS)),
+    Rule("look_steps", lambda value: value is None or value >= 0, "it must be at least 0", "look_steps=10"),
     Rule("schedule", tuple(SCHEDULES), "it is unknown", "one of " + ", ".join(SCHEDULES)),
 )  # fmt: skip
 
+OBJECTIVE = (
+    Rule("loss_type", ("luspo", "dr_grpo"), "it weighs completions by their lengths, or by those of the batch"),
+    Rule("beta", (0.0,), "its penalty is in the loss"),
+    Rule("num_iterations", (1,), "later updates on a batch are off-policy, and clipped"),
+    Rule("entropy_coef", (0.0, None), "it adds the entropy's gradient"),
+    Rule("use_adaptive_entropy", (False,), "it adds the entropy's gradient"),
+    Rule("router_aux_loss_coef", (0.0, None), "it adds the router's gradient"),
+    Rule("top_entropy_quantile", (1.0,), "it leaves out tokens"),
+    Rule("off_policy_mask_threshold", (None,), "it leaves out completions"),
+    Rule("mask_truncated_completions", (False,), "it leaves out completions by what they contain"),
+    Rule("vllm_importance_sampling_correction", (False,), "its ratios are bounded"),
+    *sampling.RULES,
+)  # fmt: skip
+"""Under which TRL's objective is the expected reward and nothing else; a sentence names those that do not hold."""
+
 
 def check_config(args: Any) -> None:
-    """Refuse a configuration that cannot be trained with exactly, naming each parameter and its fix."""
+    """Refuse a configuration under which advantages, signal or noise would be wrong, naming each parameter's fix."""
     check(RULES, "OBLRPOTrainer", lambda key: getattr(args, key), repr, _refused_together(args))
+
+
+def beside_the_reward(args: Any, noisy: str, draws: dict[str, Any]) -> list[str]:
+    """What makes TRL's objective another than the expected reward, by parameter.
+
+    noisy says what noise there is in TRL's forward, and draws what changes the distribution of completions.
+    """
+    found = [(rule, getattr(args, rule.key)) for rule in OBJECTIVE]
+    said = [f"{rule.key}={value!r} ({rule.why})" for rule, value in found if not rule.holds(value)]
+    if args.steps_per_generation > args.gradient_accumulation_steps:
+        said.append(f"steps_per_generation={args.steps_per_generation} (later updates on a batch are off-policy)")
+    further = {name: value for name, value in draws.items() if all(name != rule.key for rule, _ in found)}
+    said += [f"{name}={value!r} ({sampling.SAMPLES})" for name, value in further.items()]
+    return said + ([f"noise in TRL's forward (disable_dropout=True removes dropout): {noisy}"] if noisy else [])
 
 
 def _refused_together(args: Any) -> Iterator[str]:
@@ -75,35 +86,35 @@ def _refused_together(args: Any) -> Iterator[str]:
             "reentrant gradient checkpointing, which hides its layers from the score; set "
             "gradient_checkpointing_kwargs={'use_reentrant': False}."
         )
-    size, G, parts = args.per_device_train_batch_size, args.num_generations, args.steps_per_generation
-    if args.gradient_accumulation_steps % parts:
+    size, G = args.per_device_train_batch_size, args.num_generations
+    parts, steps = args.steps_per_generation, args.gradient_accumulation_steps
+    if size * parts % G:
         yield (
-            f"steps_per_generation={parts} and gradient_accumulation_steps={args.gradient_accumulation_steps}: what is "
-            "generated together would be used before and after an update; leave out steps_per_generation and "
-            "generation_batch_size, or make gradient_accumulation_steps a multiple of steps_per_generation."
+            f"per_device_train_batch_size={size}, steps_per_generation={parts} and num_generations={G}: the "
+            f"{size * parts} completions that a process generates together must be whole prompts of {G}; make "
+            f"per_device_train_batch_size or steps_per_generation a multiple of {G}."
         )
-    rows = size * parts
-    if size % G and (G % size or rows % G):
+        return
+    if not SCHEDULES[args.schedule].needs_signal or first_half(steps, size, G):
+        return
+    if size * steps * args.world_size < 2 * G:
         yield (
-            f"per_device_train_batch_size={size} and num_generations={G}: a micro-batch must hold whole prompts or, of "
-            f"{G} completions, a number that divides them, and the {rows} generated together must be whole prompts; "
-            f"make it a multiple of {G}, or a divisor and gradient_accumulation_steps larger."
+            f"updates of fewer than two prompts ({size} x {steps} completions per process, {G} per prompt), because "
+            "one prompt's gradient has no measurable noise; set gradient_accumulation_steps to "
+            f"{-(-2 * G // (size * args.world_size))} or more, or schedule='off'."
         )
-    if size < G and args.score_method not in {"auto", "two_pass"}:
+    elif not (args.look_steps == 1 and steps == parts and size * steps >= 2 * G):
+        whole = size * steps % (2 * G) == 0
+        cure = f"per_device_train_batch_size={size * steps // 2} and gradient_accumulation_steps=2, which is the same "
         yield (
-            f"score_method={args.score_method!r} and per_device_train_batch_size={size}: one pass takes all {G} "
-            "completions of a prompt together; set score_method='auto'."
-        )
-    if size * args.gradient_accumulation_steps * args.world_size < 2 * G:
-        yield (
-            f"updates of fewer than two prompts ({size} x {args.gradient_accumulation_steps} completions per process, "
-            f"{G} per prompt), because one prompt's gradient has no measurable noise; set "
-            f"gradient_accumulation_steps to {-(-2 * G // (size * args.world_size))} or more."
+            f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps} with {G} completions per "
+            "prompt: signal and noise are told apart by two halves of an update, each some of its micro-batches and "
+            f"whole prompts; set {cure if whole else 'gradient_accumulation_steps to an even number for an '}update."
         )
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse models and launchers without gradients of single sequences, or that sample from another policy."""
+    """Refuse models that cannot be looked at, and launchers of which no process holds the whole weights."""
     check((), "OBLRPOTrainer", str, further=_refused_of(trainer))
 
 
@@ -112,8 +123,8 @@ def _refused_of(trainer: Any) -> Iterator[str]:
     kind, args = trainer.accelerator.distributed_type, trainer.args
     if kind not in {"NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA"}:
         yield (
-            f"the launcher {kind.value}: no process holds a sequence's gradient; launch with plain data parallelism, "
-            "or use oblrpo's verl adapter."
+            f"the launcher {kind.value}: sharded weights are not handled yet; launch with plain data parallelism, or "
+            "use oblrpo's verl adapter."
         )
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         yield "a model that is loaded in shards; load it whole."
@@ -128,7 +139,7 @@ def _refused_of(trainer: Any) -> Iterator[str]:
         )
     at_once = args.generation_batch_size // args.num_generations
     rows = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 2 * at_once
-    if rows // at_once * at_once < 2:  # an update ends with its epoch
+    if SCHEDULES[args.schedule].needs_signal and rows // at_once * at_once < 2:  # an update ends with its epoch
         yield (
             f"{rows} prompts per epoch, {at_once} of them generated together: every update would hold at most one, "
             "whose gradient has no measurable noise; give more, or leave out steps_per_generation."
@@ -143,14 +154,6 @@ def _refused_of(trainer: Any) -> Iterator[str]:
                 f"use_vllm=True: the config says tie_word_embeddings={tied}, which vLLM follows; embedding and head "
                 "(with their adapters) are otherwise"
             )
-    if trainer.rollout_func is not None:
-        return  # whose log-probabilities are compared with the policy's, batch by batch
-    for name, value in sampling.not_the_policy_s(trainer).items():
-        where, fix = f"the trainer's {name}", f"leave {name} out"
-        if getattr(trainer.generation_config, name) is None:
-            where = f"{name} of the model's own generation_config, with which TRL's is filled"
-            fix = f"load the model, set model.generation_config.{name} = None, and hand it over"
-        yield f"{where}, {value!r}: {sampling.SAMPLES}; {fix}."
     kinds = {parameter.dtype for parameter in trainer.model.parameters()}
     if trainer.use_transformers_continuous_batching and args.bf16 and kinds != {torch.bfloat16}:
         yield (
@@ -163,15 +166,16 @@ def _refused_of(trainer: Any) -> Iterator[str]:
 class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     r"""Configuration of [`OBLRPOTrainer`]; every parameter of [`~trl.GRPOConfig`], and those below.
 
-    Seven of its own defaults (below, first) differ, so that a configuration in which nothing else is set is valid.
+    Seven of its own defaults (below, first) differ: the gradient of the expected reward is then TRL's, and its noise
+    can be measured.
     """
 
     loss_type: str = field(
         default="luspo",
-        metadata={"help": "The sum over tokens of each sequence, the mean over sequences; no other is the gradient."},
+        metadata={"help": "The sum over tokens of each sequence, the mean over sequences: the expected reward's loss."},
     )
     importance_sampling_level: str = field(
-        default="sequence", metadata={"help": "No effect, because updates are on-policy. TRL requires it with luspo."}
+        default="sequence", metadata={"help": "One ratio a completion, as `luspo` is meant to have."}
     )
     scale_rewards: str = field(
         default="none",
@@ -179,16 +183,16 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
     gradient_accumulation_steps: int = field(
         default=8,
-        metadata={"help": "Micro-batches per update. An update needs at least two prompts, to measure their noise."},
+        metadata={"help": "Micro-batches per update. Signal and noise are measured between two halves of them."},
     )
     lr_scheduler_type: str = field(
         default="constant", metadata={"help": "TRL's scheduler, which multiplies the rate of `schedule`."}
     )
     vllm_importance_sampling_correction: bool = field(
-        default=False, metadata={"help": "Truncated ratios in the loss would make every baseline biased."}
+        default=False, metadata={"help": "Bounded ratios in the loss would bias the gradient."}
     )
     router_aux_loss_coef: float | None = field(
-        default=0.0, metadata={"help": "The router's loss would add a gradient that is not measured."}
+        default=0.0, metadata={"help": "The router's loss would add a gradient that is not the expected reward's."}
     )
 
     baseline: str = field(
@@ -198,23 +202,19 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
             "that look at the completion's own reward are refused, because they are biased."
         },
     )
-    score_norms: str = field(
-        default="exact",
+    look_steps: int | None = field(
+        default=None,
         metadata={
-            "help": "Weights of rewards in the oblr baselines: `exact` squared score norms in every step, or "
-            "`calibrated`, a proxy from the forward alone that learns from exact norms every `calibration_steps` "
-            "steps. The gradient is unbiased with either."
+            "help": "Steps between looks, which take exact squared score norms; the first five steps have one each. "
+            "1: every step looks at all prompts, as in the paper; else at as many as 2 % of the run's work pays for. "
+            "0: none does. None: 10, or 1 with a schedule that needs it (debiased, plugin)."
         },
     )
-    calibration_steps: int = field(
-        default=10, metadata={"help": "With `score_norms='calibrated'`, steps between two with exact norms."}
-    )
-    score_method: str = field(
-        default="auto",
+    score_norms: str = field(
+        default="calibrated",
         metadata={
-            "help": "How norms and gradient are taken: `gram` or `instantiate` in one backward, which differ in "
-            "memory; `two_pass` in a pass for norms (or calibrated weights) and one for the gradient, in the least; "
-            "`auto` is one backward, and `two_pass` where a micro-batch is smaller than a group. All are exact."
+            "help": "Weights of rewards in the oblr baselines: `calibrated` (exact norms if all prompts were looked "
+            "at, else a regression on those of earlier looks), or always a proxy: `length`, `logit`."
         },
     )
     schedule: str = field(
@@ -234,7 +234,4 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> Any:
         super().__post_init__()
-        if self.use_liger_kernel:  # type: ignore[has-type]
-            LOGGER.warning("use_liger_kernel is ignored: its layers compute the same, but hide it from score norms.")
-            self.use_liger_kernel = False
         check_config(self)

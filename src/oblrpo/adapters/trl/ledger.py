@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from oblrpo import estimators
 from oblrpo.adapters.shared import finite
-from oblrpo.adapters.trl.gradient import in_eval_mode, own_SC, policy_of, sequences_of
+from oblrpo.adapters.trl.advantages import in_eval_mode, own_SC, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments

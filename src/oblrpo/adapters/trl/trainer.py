@@ -9,28 +9,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from oblrpo.adapters.shared import finite, load_schedule, schedule_state, signal_metrics
-from oblrpo.adapters.trl.config import OBLRPOConfig, check_trainer
-from oblrpo.adapters.trl.gradient import BatchGradient, GatheredBatch, in_eval_mode, policy_of, sequences_of
-from oblrpo.adapters.trl.sampling import check_reported
+from oblrpo.adapters.trl.accumulated import Accumulated
+from oblrpo.adapters.trl.advantages import Advantages, Generation, draws_recorded, in_eval_mode, own_SC, policy_of
+from oblrpo.adapters.trl.config import OBLRPOConfig, beside_the_reward, check_trainer
+from oblrpo.adapters.trl.sampling import check_reported, not_the_policy_s
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
 from oblrpo.policy.load import check_values
-from oblrpo.policy.rehearsal import check_lengths, rehearse
-from oblrpo.policy.sequences import MicroBatches
+from oblrpo.policy.rehearsal import check_lengths, noise, rehearse
 from oblrpo.rewards.user import LARGEST
+from oblrpo.rollout.decode import Drawn
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
-from oblrpo.scores import UnsupportedModelError
+from oblrpo.scores import Features, UnsupportedModelError
 from oblrpo.step.flow import NO_SIGNAL
-from oblrpo.step.reference import Reference
-from oblrpo.tables.algorithms import refusal
+from oblrpo.tables.algorithms import SCHEDULES, refusal
 
 LOGGER = logging.getLogger(__name__)
 
@@ -41,9 +40,9 @@ STATE = "oblrpo_state.json"
 class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """The trainer `GRPOTrainer` with the variance-optimal baseline and a rate that follows the signal-to-noise ratio.
 
-    It takes the same arguments, with an [`OBLRPOConfig`] in place of the `GRPOConfig`. Prompts, generation, rewards,
-    logs and checkpoints are TRL's. The gradient of a batch is exactly (1/S) sum_s A_s grad log pi(o_s|q_s) over its S
-    sequences, from one forward and one backward for activations, in place of TRL's loss and backward.
+    It takes the same arguments, with an [`OBLRPOConfig`] in place of the `GRPOConfig`. Advantages are F - b with the
+    baseline b, and the learning rate follows signal and noise of the gradient. All else is TRL's: prompts, generation,
+    rewards, loss, backward, logs and checkpoints.
     """
 
     _tag_names = (*GRPOTrainer._tag_names, "oblrpo")
@@ -58,14 +57,10 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             args = OBLRPOConfig(f"{name.split('/')[-1]}-OBLR-PO")
         if not isinstance(args, OBLRPOConfig):
             raise InputError(f"OBLRPOTrainer needs an OBLRPOConfig, got a {type(args).__name__}.")
-        beta, args.beta = args.beta, 0.0  # without which TRL has a reference model, and a penalty in its loss
-        try:
-            super().__init__(model, reward_funcs, args, *others, **named)
-        finally:
-            args.beta = beta
+        super().__init__(model, reward_funcs, args, *others, **named)
         stands_in = named.get("train_dataset", *others[:1] or [None]) is None
         if stands_in:  # of TRL, for prompts that come from elsewhere: an epoch is one generation
-            size = args.generation_batch_size * args.gradient_accumulation_steps // args.steps_per_generation
+            size = args.generation_batch_size * max(1, args.gradient_accumulation_steps // args.steps_per_generation)
             self.train_dataset = self.train_dataset.select([0] * (size // args.num_generations))
         check_trainer(self)
         if args.use_vllm:
@@ -76,18 +71,30 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
             check_lengths(self._policy, lambda: self._longest_row(counts))
+            self.model.train()  # as TRL takes its loss
+            noisy = noise(self._policy)
+        others_than_the_policy = {} if self.rollout_func is not None else not_the_policy_s(self)
+        self._draws_differ = bool(others_than_the_policy)
+        said = beside_the_reward(args, noisy, others_than_the_policy)
+        if said and self.accelerator.is_main_process:
+            LOGGER.warning(
+                "The gradient is that of TRL's objective, which is not the expected reward alone: %s. The baseline "
+                "adds no bias to it, and signal and noise are measured of it as it is.",
+                "; ".join(said),
+            )
         try:
             rows = len(self.train_dataset) if counts else None
-            self._gradient = BatchGradient(self._policy, args, self.accelerator, rows)
+            self._advantages = Advantages(self._policy, args, self.accelerator, rows, plain=not said)
         except (UnsupportedModelError, ValueError) as error:
             raise InputError(f"OBLRPOTrainer cannot train this model: {error}") from None
-        size = MicroBatches(args.per_device_train_batch_size)
-        self._reference = Reference(self._policy, beta, args.temperature, size)
-        if beta:  # the policy as it is now, before a checkpoint is loaded
-            self._reference.load_state_dict({"weights": [p.detach().clone() for p in self._policy.parameters]})
+        self._update = Accumulated(self._policy, args, self.accelerator, bool(noisy))
         self._schedule: SNRSchedule
         self._rate: float | None = None
-        self._update: tuple[float, float, Callable[[], Tensor] | None] | None = None  # factor, rate, and its measure
+        self._drawn: list[Drawn] = []
+        self._generation: Generation
+        self._differs = False
+        self._token_logps_SC: Tensor
+        self._taken: tuple[float, float, Callable[[], Tensor] | None] | None = None  # factor, rate, and its measure
         self.add_callback(_Callback(self))
 
     def _take_over_vllm(self) -> None:
@@ -123,7 +130,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as TRL does, but in eval mode: by the policy that is scored, without dropout and its kin."""
-        with in_eval_mode(self.model):
+        with in_eval_mode(self.model), draws_recorded(self.model, self.temperature) as self._drawn:
             return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
@@ -140,44 +147,59 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return rewards_SF
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known."""
+        """Generate as TRL does, and put our advantages in the place of TRL's.
+
+        Raises:
+            DivergedError: a log-probability or a score norm is NaN or infinite.
+        """
+        self._drawn = []
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
         rewards_SF = self._rewards_per_func
         rewards_S = (rewards_SF * self.reward_weights.to(rewards_SF.device)).nansum(1)
         rewards_S[rewards_SF.isnan().all(1)] = math.nan
-        mine = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
-        output["rewards"] = rewards_S[mine]
-        if self.args.beta:
-            output["rewards"] = self._penalised(output)
-        if not self._gradient.weighted:
-            gathered = {"rewards": self.accelerator.gather(output["rewards"])}
-            self._gradient.set_baselines(gathered)
-            output |= {name: gathered[name][mine] for name in ("valid", "baseline")}
+        try:
+            generation = self._advantages.of(output, rewards_S, self._features(output))
+        except DivergedError:
+            raise
+        except (ValueError, UnsupportedModelError) as error:
+            raise InputError(f"the advantages cannot be had: {error}") from None
+        self._generation, self._differs = generation, self._differs or generation.differs
+        self._add_metrics(generation.metrics)
+        first, advantages_S = len(inputs) * self.accelerator.process_index, generation.advantages_PG.flatten()
+        output["advantages"] = advantages_S[first : first + len(inputs)].to(output["advantages"])
+        for _ in advantages_S:  # those of TRL
+            self._logs["advantages"].pop()
+        self._logs["advantages"].extend(advantages_S.tolist())
+        self._logs["extra"]["baseline"].extend(generation.baseline_PG.flatten().tolist())
+        if generation.norm2_PG is not None:
+            self._logs["extra"]["score_norm2"].extend(generation.norm2_PG.flatten().tolist())
         return output
 
-    def _penalised(self, batch: dict[str, Tensor]) -> Tensor:
-        """The rewards less beta log(pi / pi_ref), which takes all of a completion; `kl` is its mean a token."""
-        sequences = sequences_of(batch)
-        with in_eval_mode(self.model):
-            rewards_PG, kl_PG = self._reference.penalised(sequences, batch["rewards"].view(-1, self.num_generations))
-        sums = torch.stack([kl_PG.double().sum(), sequences.lengths_S.double().sum()])
-        kl, tokens = self.accelerator.reduce(sums).tolist()
-        self._add_metrics({"kl": kl / tokens})
-        return rewards_PG.flatten()
+    def _features(self, output: dict[str, Any]) -> Features | None:
+        """What the draws tell of completions: all figures, or log-probabilities; None where nothing was kept."""
+        mask_SC, reported_SC = own_SC(output).clone(), output.get("sampling_per_token_logps")
+        mask_SC[mask_SC.sum(1) == 0, 0] = 1  # of completions that are left out
+        if reported_SC is not None and reported_SC.shape == mask_SC.shape:
+            return Features.of_logps(reported_SC.nan_to_num().clamp(max=0), mask_SC)
+        if len(self._drawn) != 1 or self.tools or len(self._drawn[0].logp_S) != len(mask_SC):
+            return None
+        width = mask_SC.shape[1]
+        logps_SC, entropy_SC, logit_norm2_SC = (figures_SC[:, :width] for figures_SC in self._drawn[0][1:])
+        return Features.from_tokens(logit_norm2_SC, logps_SC, entropy_SC, mask_SC[:, : logps_SC.shape[1]])
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Buffer the batch as TRL does, but do not shuffle it: the completions of a prompt stay together."""
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)  # type: ignore[no-any-return]
         parts = self.args.steps_per_generation
-        if self._step % parts == 0 or self._buffered_inputs is None:
+        if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
             self._buffered_inputs: Any = split_tensor_dict(batch, parts)
         return self._buffered_inputs[self._step % parts]  # type: ignore[no-any-return]
 
-    # ---- the gradient ----
+    # ---- the update ----
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Create TRL's scheduler, and ours, which multiplies its rate."""
@@ -199,76 +221,85 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise InputError(f"the schedule cannot be used: {error}") from None
         return scheduler
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Add this micro-batch's share to the gradient, and return a constant whose backward adds nothing.
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the log-probabilities of TRL's loss."""
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._token_logps_SC = found[0].detach()
+        return found
 
-        Its value is that of TRL's loss with one ratio a sequence: minus the mean advantage.
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss; its log-probabilities are compared with those that completions are said to have been drawn with.
 
         Raises:
-            DivergedError: it is NaN or infinite.
+            InputError: these are of another policy.
         """
+        loss: Tensor = super()._compute_loss(model, inputs)
         if not self.model.training:
-            return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
-        parts = self.current_gradient_accumulation_steps
-        try:
-            outputs = parts * len(inputs["rewards"])
-            if self._gradient.measures_ahead and self._step % self.args.steps_per_generation == 0:
-                self._gradient.measure(self._buffered_inputs, self.state.global_step)
-            advantage = self._gradient.add(inputs, outputs, self.state.global_step)
-            if self.rollout_func is not None or self.use_vllm:
-                part, source = self._gradient.parts[-1], "rollout_func" if self.rollout_func else "vLLM"
-                reported_SC, logps = inputs.get("sampling_per_token_logps"), part.logps
-                self._add_metrics(check_reported(reported_SC, logps.token_logps_SC, logps.own_SC, source))
-            rows = outputs * self.accelerator.num_processes
-            if self.accelerator.sync_gradients and rows < 2 * self.num_generations:
-                self._take_away({"skipped": 1.0})  # an epoch's last prompt, left alone: its noise cannot be measured
-                unknown_S = torch.full((rows,), math.nan)
-                self._log_outputs({"advantage": torch.zeros(rows), "baseline": unknown_S, "weight": unknown_S})
-            elif self.accelerator.sync_gradients:
-                self._set_rate(self._gradient.finish(self.state.global_step))
-        except DivergedError:
-            raise
-        except (ValueError, UnsupportedModelError) as error:
-            raise InputError(f"the gradient cannot be used: {error}") from None
-        loss: Tensor = (-advantage / parts).detach().requires_grad_()
+            return loss
+        if self._fresh and not self._draws_differ and (self.rollout_func is not None or self.use_vllm):
+            reported_SC = inputs.get("sampling_per_token_logps")
+            source = "rollout_func" if self.rollout_func is not None else "vLLM"
+            self._add_metrics(check_reported(reported_SC, self._token_logps_SC, own_SC(inputs), source))
+        if self._schedule.measures_updates:
+            self._update.note(inputs, self._token_logps_SC, self.current_gradient_accumulation_steps)
+        return loss
+
+    @property
+    def _fresh(self) -> bool:
+        """Whether no update has been made on this micro-batch's completions."""
+        return bool(self._step // self.args.steps_per_generation % self.num_iterations == 0)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a micro-batch as TRL does; the last one of an update is followed by its rate.
+
+        Raises:
+            DivergedError: the gradient is NaN or infinite.
+        """
+        fresh = self._fresh
+        loss = super().training_step(*args, **kwargs)
+        self._update.end_micro_batch(self.current_gradient_accumulation_steps)
+        if self.accelerator.sync_gradients:
+            self._set_rate(fresh)
         return loss
 
     def _begin(self) -> None:
         """Begin with a new batch, whatever an interrupted run has left."""
-        self._gradient.forget()
-        self._update = self._buffered_inputs = None
-        self._step = 0
+        self._update.forget()
+        self._taken = self._buffered_inputs = None
+        self._step, self._differs = 0, False
         self._last_loaded_step = -1  # vLLM may hold an earlier run's weights of a step of the same number
 
-    def _set_rate(self, batch: GatheredBatch) -> None:
-        """Log the batch, set the rate of the update that comes next, and get ready to measure it.
+    def _set_rate(self, fresh: bool) -> None:
+        """Set the rate of the update that comes next, and get ready to measure it.
 
-        No signal, no step: where no reward differs from another, or the gradient is 0, it is taken away, and without
-        one the optimizer does nothing.
+        No signal, no step: where the gradient is 0, it is taken away, and without one the optimizer does nothing.
         """
-        self._log_outputs(batch.columns)
-        schedule, columns, metrics = self._schedule, batch.columns, batch.metrics()
-        if not batch.differs or batch.norm2 == 0:
-            self._take_away(metrics | {"skipped": float(not batch.differs)})
+        schedule, update, generation, args = self._schedule, self._update, self._generation, self.args
+        norm2, differs, self._differs = update.norm2(), self._differs, False
+        whole = fresh and args.steps_per_generation == update.micro_batches  # an update of a generation, and all of it
+        moments = update.moments(norm2, generation.group_norm2_P if whole else None)
+        if norm2 == 0 or (moments is None and SCHEDULES[args.schedule].needs_signal):
+            # An epoch's last prompt, left alone, is left out, too: its noise cannot be measured.
+            self.model.zero_grad(set_to_none=True)
+            self._rate = 0.0
+            self._add_metrics(NO_SIGNAL | {"skipped": float(norm2 > 0 or not differs)})
             return
-        mean_length, room = float(columns["length"].mean()), headroom(columns["reward"], columns["valid"])
-        factor = schedule.step(batch.moments, mean_length=mean_length, headroom=room)
-        change = self._gradient.watch() if schedule.measures_updates else None
-        self._update = factor, schedule.learning_rates[0], change
+        if moments is not None:
+            own2 = generation.own2 if whole else math.nan
+            moments = self._advantages.looks.of_rows(moments, own2, self._advantages.rows)
+        room = headroom(generation.rewards_PG, generation.valid_PG)
+        factor = schedule.step(moments, mean_length=generation.mean_length, fresh=fresh, headroom=room)
+        change = update.watch() if schedule.measures_updates else None
+        self._taken = factor, schedule.learning_rates[0], change
         low, high = schedule.snr_interval()
-        metrics |= signal_metrics(schedule, batch.moments)
+        metrics = signal_metrics(schedule, moments)
         self._add_metrics(metrics | {"snr_low": low, "snr_high": high, "skipped": 0.0})
-
-    def _take_away(self, metrics: dict[str, float]) -> None:
-        """Let the optimizer do nothing."""
-        self.model.zero_grad(set_to_none=True)
-        self._rate = 0.0
-        self._add_metrics(metrics | NO_SIGNAL)
 
     def _after_update(self) -> None:
         """Measure how far the update moved the policy, shorten it where it went too far, and log its rate."""
-        if self._update is not None:
-            factor, self._rate, change = self._update
+        if self._taken is not None:
+            factor, self._rate, change = self._taken
+            self.model.zero_grad(set_to_none=True)  # its room, for what measures the update
             if change is not None:
                 try:
                     step = self._schedule.confine(change)
@@ -277,8 +308,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 factor, self._rate = factor * step.share, self._rate * step.share
                 self._add_metrics({"step_kl": step.kl, "step_kl_target": self._schedule.target_kl})
             self._add_metrics({"lr_factor": factor})
-        self._update = None
-        self._gradient.forget()
+        self._taken = None
+        self._update.forget()
 
     # ---- calls from TRL ----
 
@@ -290,27 +321,16 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for key, value in metrics.items():
             self._metrics["train"][key].append(finite(value))
 
-    def _log_outputs(self, columns: dict[str, Tensor]) -> None:
-        """Put the advantages that are used in the place of TRL's, with baseline and score norm beside them."""
-        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation  # of what was generated last
-        processes = self.accelerator.num_processes
-        extra = self._logs["extra"]
-        shown = {"advantage": self._logs["advantages"], "baseline": extra["baseline"]}  # of one batch: TRL's drop out
-        if self._gradient.weighted:
-            shown["weight"] = extra["score_norm2"]
-        for name, log in shown.items():
-            log.extend(columns[name].view(processes, -1)[:, -rows:].flatten().tolist())
-
     # ---- checkpoints ----
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            state = {"schedule": schedule_state(self._schedule), **self._gradient.state_dict()}
+            state = {"schedule": schedule_state(self._schedule), **self._advantages.state_dict()}
             write_atomically(Path(output_dir) / STATE, json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load as TRL does; schedule, prior and proxy resume where they were."""
+        """Load as TRL does; schedule, prior, proxy and looks resume where they were."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
@@ -320,7 +340,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         try:
             state = json.loads(file.read_text())
             load_schedule(self._schedule, state.pop("schedule"), file, "schedule")
-            self._gradient.load_state_dict(state)
+            self._advantages.load_state_dict(state)
         except InputError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
