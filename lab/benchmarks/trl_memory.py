@@ -7,7 +7,7 @@ needs TRL (`pip install '.[trl]'`). TRL's defaults where memory is concerned: ac
 eight completions a prompt; float32. The peak is that of the second step, when the optimizer has its averages, over what
 the process held before the first, which is a short one. Completions are random tokens, all of one length or, with
 `--shortest`, of lengths drawn evenly from that on: generation is left out. `--rows` are completions of a micro-batch;
-every update has 16. Of calibrated weights it is a step that does not learn, unless it says so.
+every update has 16. A look is at all of them, where it is taken.
 """
 
 from __future__ import annotations
@@ -36,19 +36,11 @@ from oblrpo.settings import PolicyConfig
 G, UPDATE = 8, 16
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "exact, one pass": {},
-    "exact, two passes": {"score_method": "two_pass"},
-    "calibrated, one pass": {"score_norms": "calibrated"},
-    "calibrated, two passes": {"score_norms": "calibrated", "score_method": "two_pass"},
-    "calibrated, two passes, learning": {
-        "score_norms": "calibrated",
-        "score_method": "two_pass",
-        "calibration_steps": 1,
-    },
+    "no look": {"look_steps": 0},
+    "no look, rate off": {"look_steps": 0, "schedule": "off"},
+    "look": {"look_steps": 1},
     "rloo": {"baseline": "rloo"},
 }
-WHOLE = ("exact, one pass", "calibrated, one pass")
-"""Cases that take whole groups."""
 
 
 class Peaks(TrainerCallback):
@@ -123,8 +115,6 @@ def main() -> None:
     for rows in arguments.rows:
         theirs: dict[str, float] = {}
         for case in ["grpo", *(each for each in arguments.cases if each != "grpo")]:
-            if rows < G and case in WHOLE:
-                continue
             command = [sys.executable, "-m", "lab.benchmarks.trl_memory", *sys.argv[1:], "--here", case, str(rows)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found = json.loads(done.stdout.splitlines()[-1])

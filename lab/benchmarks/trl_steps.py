@@ -1,13 +1,14 @@
 """What a step of OBLRPOTrainer costs over one of TRL's GRPOTrainer, generation included: ratios of CPU seconds.
 
-    python -m lab.benchmarks.trl_steps [--rounds 5] [--shapes tokens words answers] \\
+    python -m lab.benchmarks.trl_steps [--rounds 5] [--shapes tokens words answers long] \\
         [--model models/smollm2-135m-instruct]
 
 needs TRL (`pip install '.[trl]'`). All contenders begin with the same weights and train on the same prompts in one
 process and one thread, in float32, without activation checkpointing; completions run to the longest length. They take
 turns within a round, each round beginning with another, so that other work on the machine hits all alike. A round's
-figure is the median over steps, without the first two; calibrated weights take exact norms every tenth step, which the
-mean over ten steps counts as such. With --model the shape `real` is measured, on that model.
+figure is the median over steps, without the first six: those have a look each, and later ones a tenth. `no look` are
+steps without one, `look_steps=1` has one in all. `oblr_shrunk` with the rate of the schedule auto but for `rate off`.
+With --model the shape `real` is measured, on that model.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from oblrpo.settings import PolicyConfig
 G = 8
 CONTENDERS: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "exact": {"score_norms": "exact"},
-    "calibrated": {"score_norms": "calibrated"},
+    "no look": {},
+    "rate off": {"schedule": "off"},
+    "every step": {"look_steps": 1},
 }
-EXACT_EVERY = 10
+FIRST = 6
+"""Steps that do not count: the first five have a look each."""
 
 
 class Shape(NamedTuple):
@@ -52,9 +55,10 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "tokens": Shape(128, 4, 128, 1, 16),
+    "tokens": Shape(128, 4, 128, 2, 16),
     "words": Shape(256, 4, 32, 2, 64),
     "answers": Shape(256, 6, 16, 2, 192),
+    "long": Shape(256, 6, 16, 2, 512),
 }
 REAL = Shape(576, 30, 16, 2, 24)
 
@@ -81,7 +85,7 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def seconds_of(contender: str, shape: Shape, model: str, steps: int, seed: int) -> float:
-    """CPU seconds of a step: the median, or with exact norms now and then the mean that these would have."""
+    """CPU seconds of a step: the median of those without a look, but for the contender that always takes one."""
     torch.manual_seed(seed)
     built = PolicyConfig(
         model_args={"hidden_size": shape.hidden_size, "num_hidden_layers": shape.layers, "num_attention_heads": 4}
@@ -100,27 +104,21 @@ def seconds_of(contender: str, shape: Shape, model: str, steps: int, seed: int) 
                 per_device_train_batch_size=shape.rows // shape.parts, gradient_accumulation_steps=shape.parts,
                 max_completion_length=shape.tokens, use_cpu=True, bf16=False, gradient_checkpointing=False,
                 report_to="none", logging_steps=5, save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
-                **({"calibration_steps": EXACT_EVERY} if "calibrated" in contender else {}),
             ),
         )  # fmt: skip
         trainer.train()
-    taken = clock.seconds
-    if "calibrated" not in contender:
-        return statistics.median(taken[2:])
-    exact, others = taken[EXACT_EVERY::EXACT_EVERY], [s for i, s in enumerate(taken) if i > 1 and i % EXACT_EVERY]
-    share = 1 / EXACT_EVERY
-    return share * statistics.median(exact) + (1 - share) * statistics.median(others)
+    return statistics.median(clock.seconds[FIRST:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=EXACT_EVERY + 2, help="steps of a round, of each contender")
+    parser.add_argument("--steps", type=int, default=FIRST + 3, help="steps of a round, of each contender")
     parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--model", default="", help="folder of a model for the shape `real`")
     arguments = parser.parse_args()
-    if arguments.steps <= EXACT_EVERY:
-        parser.error(f"--steps must be above {EXACT_EVERY}, to see a step with exact norms.")
+    if not FIRST < arguments.steps < 10:
+        parser.error(f"--steps must be above {FIRST} and below 10, in which another look is due.")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     shapes = {name: (SHAPES[name], "") for name in arguments.shapes}

@@ -13,12 +13,12 @@ from oblrpo.adapters.trl import VarianceLedgerCallback
 from tests.trl.support import Capture, flat, ours, theirs, tiny_policy
 
 RUNS = {
-    "oblr_shrunk": {"baseline": "oblr_shrunk"},
-    "oblr, two a process": {"baseline": "oblr", "num_generations": 2, "per_device_train_batch_size": 2, "rows": 4},
-    "rloo, six a process": {"baseline": "rloo", "num_generations": 6, "per_device_train_batch_size": 6, "rows": 12},
-    "calibrated halves of groups": {
-        "score_norms": "calibrated", "calibration_steps": 2, "per_device_train_batch_size": 2,
+    "oblr_shrunk": {"baseline": "oblr_shrunk", "look_steps": 2, "per_device_train_batch_size": 4},
+    "oblr, two a process": {
+        "baseline": "oblr", "num_generations": 2, "per_device_train_batch_size": 2, "rows": 8, "look_steps": 1,
     },
+    "rloo, six a process": {"baseline": "rloo", "num_generations": 6, "per_device_train_batch_size": 6, "rows": 24},
+    "halves of groups": {"look_steps": 1, "per_device_train_batch_size": 2, "loss_type": "dapo", "entropy_coef": 0.1},
 }  # fmt: skip
 """The settings of each; an update of the whole batch has so many `rows`."""
 
@@ -50,7 +50,7 @@ def left_by_runs(folder):
         left[name] = {
             "gradients": [flat(update["grads"]) for update in captured.updates],
             "weights": flat(trainer.model.state_dict()),
-            "state": {"schedule": trainer._schedule.state_dict(), **trainer._gradient.state_dict()},
+            "state": {"schedule": trainer._schedule.state_dict(), **trainer._advantages.state_dict()},
             "log": trainer.state.log_history,
         }
     trainer = generate_the_same(theirs(folder, max_steps=2, gradient_accumulation_steps=2 // processes))

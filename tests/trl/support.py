@@ -73,9 +73,8 @@ class Capture(TrainerCallback):
         whole = copy.deepcopy({name: parameter.detach() for name, parameter in model.named_parameters()})
         grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         groups = self.trainer.optimizer.param_groups
-        self.updates.append(
-            {"weights": whole, "grads": grads, "batch": self.trainer._buffered_inputs, "rate": groups[0]["lr"]}
-        )
+        update = {"weights": whole, "grads": grads, "batch": self.trainer._buffered_inputs, "rate": groups[0]["lr"]}
+        self.updates.append(update | {"generation": getattr(self.trainer, "_generation", None)})
 
 
 def scores(policy, batch, temperature=1.0):

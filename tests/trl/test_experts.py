@@ -32,7 +32,7 @@ def test_adapters_of_experts_and_routers_are_exact(tmp_path):
     trainer, updates = run(tmp_path, steps=2, policy=experts_policy(), peft_config=LoraConfig(**EVERYTHING))
     adapted = {name.split(".mlp.")[1].split(".lora")[0] for name in updates[0]["grads"] if ".mlp." in name}
     assert adapted == {"experts", "experts.base_layer", "gate"}
-    prior = estimators.Prior(past_only=True)
+    prior = estimators.Prior()
     for update in updates:
         assert_close(-flat(update["grads"]), expected(trainer, update, "oblr_shrunk", prior).mean(0))
         prior.next_step()

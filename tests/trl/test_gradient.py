@@ -1,4 +1,4 @@
-"""The gradient that the optimizer sees against loop autograd, the library's functions and TRL's own loss."""
+"""The gradient that the optimizer sees against loop autograd and the library's functions."""
 
 from itertools import pairwise
 
@@ -14,24 +14,30 @@ from transformers import (
     LlavaProcessor,
     TrainerCallback,
 )
-from trl import GRPOTrainer
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.gradient import sequences_of
-from oblrpo.adapters.trl.taped import drawn
+from oblrpo.adapters.trl.accumulated import first_half
+from oblrpo.adapters.trl.advantages import sequences_of
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
-from oblrpo.scores import CalibratedProxy, Features
+from oblrpo.scores import CalibratedProxy
 from tests.trl.support import PROMPTS, Capture, flat, ours, reward, scores, tiny_policy
 
 G = 4
-MASKED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "rewards")
+MASKED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+LORA = {"r": 2, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
 def run(tmp_path, steps=1, **given):
     """A trained policy and what its updates were made of."""
     policy = given.pop("policy", None) or tiny_policy()
-    trainer = ours(tmp_path, policy, max_steps=steps, **given)
+    lengths = given.pop("lengths", None)
+    trainer = ours(tmp_path, policy, max_steps=steps, **{"look_steps": 1} | given)
+    if lengths:
+        trainer._generate_single_turn = lambda prompts, *_: (
+            [[80 + row] * lengths[row % len(lengths)] for row in range(len(prompts))],
+            None,
+        )
     captured = Capture(trainer)
     trainer.train()
     return trainer, captured.updates
@@ -45,34 +51,39 @@ def policy_of(trainer, update):
     return trainer._policy
 
 
-def expected(trainer, update, name, prior=None):
-    """Advantages from exact norms by loop autograd, and the mean over sequences of A grad log pi, per prompt too."""
+def scores_of(trainer, update):
+    """The scores of an update's completions by loop autograd, (P, G, N)."""
     before, batch = policy_of(trainer, update), {k: torch.cat([part[k] for part in update["batch"]]) for k in MASKED}
     prompts_PGQ = batch["prompt_ids"].unflatten(0, (-1, G))
     assert (prompts_PGQ == prompts_PGQ[:, :1]).all()
-    scores_SN = scores(before, batch, trainer.temperature)
-    rewards_PG, norm2_PG = batch["rewards"].view(-1, G), scores_SN.square().sum(1).view(-1, G)
+    return scores(before, batch, trainer.temperature).unflatten(0, (-1, G))
+
+
+def expected(trainer, update, name, prior=None):
+    """Advantages from exact norms by loop autograd, and of each prompt the mean of A grad log pi."""
+    scores_PGN, rewards_PG = scores_of(trainer, update), update["generation"].rewards_PG
+    norm2_PG = scores_PGN.square().sum(2)
     b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, prior=prior)
     if prior is not None:
         prior.observe(rewards_PG, norm2_PG)
-    return ((rewards_PG - b)[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1)
+    return ((rewards_PG - b)[..., None] * scores_PGN).mean(1)
 
 
-def moments_of(trainer, update, gradient_PN, step):
-    """Those of a data set of `PROMPTS`, none of which is in a batch twice; of which one, drawn, is looked at."""
-    plain = estimators.moments(gradient_PN.square().sum(1), gradient_PN.mean(0).square().sum())
-    if trainer.args.per_device_train_batch_size < G:  # no prompt goes through the model as a whole
-        return plain
-    rewards_PG = torch.cat([part["rewards"] for part in update["batch"]]).view(-1, G).double()
+def moments_of(trainer, update, gradient_PN):
+    """Of all prompts' own norms, in a data set none of whose prompts is in a batch twice; or of two halves."""
+    args, P = trainer.args, len(gradient_PN)
+    norm2 = float(gradient_PN.mean(0).square().sum())
+    if args.per_device_train_batch_size < G:  # no prompt goes through the model as a whole
+        first = P * first_half(args.gradient_accumulation_steps, args.per_device_train_batch_size, G)
+        first //= args.gradient_accumulation_steps
+        inner = float(gradient_PN[:first].sum(0) @ gradient_PN[first:].sum(0)) / P**2
+        return estimators.moments_of_halves(inner, norm2, (first, P - first))
+    plain = estimators.moments(gradient_PN.square().sum(1), norm2)
+    scores_PGN, rewards_PG = scores_of(trainer, update), update["generation"].rewards_PG
     valid_PG = ~rewards_PG.isnan()
-    [place] = drawn(rewards_PG, valid_PG, step).nonzero()[0].tolist()
-    chosen = {name: torch.cat([part[name] for part in update["batch"]])[G * place :][:G] for name in MASKED}
-    score_GN = scores(policy_of(trainer, update), chosen, trainer.temperature)
-    own2 = estimators.own_norm2((score_GN @ score_GN.T)[None], chosen["rewards"][None], valid_PG[[place]])
-    own2 *= float(valid_PG[place].double().mean()) ** 2  # TRL's mean is over all outputs, those that do not count too
-    square_P = (rewards_PG - rewards_PG.nanmean(1, keepdim=True)).square().nansum(1)
-    own2 *= float(square_P.mean() / square_P[place])  # over the chance of its being drawn, in the mean of all
-    corrected = plain.of_rows(own2, len(PROMPTS))
+    corrected = plain.of_rows(
+        estimators.own_norm2(scores_PGN @ scores_PGN.transpose(1, 2), rewards_PG, valid_PG), len(PROMPTS)
+    )
     assert abs(corrected.trace_cov / plain.trace_cov - 1) > 1e-3
     return corrected
 
@@ -85,35 +96,69 @@ def assert_close(found, wanted, bound=1e-5):
     "given",
     [
         {},
-        {"baseline": "oblr", "temperature": 0.7, "score_method": "gram"},
+        {"baseline": "oblr", "temperature": 0.7},
         {"baseline": "rloo", "schedule": "off"},
         {"gradient_checkpointing": True},
-        {"score_method": "two_pass"},
-        {"score_method": "two_pass", "baseline": "oblr", "gradient_checkpointing": True},
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True},
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "baseline": "rloo"},
-        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
-         "peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "peft_config": LoraConfig(**LORA)},
         {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
-        {"peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")},
-        {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
-         "gradient_checkpointing": True},
+        {"peft_config": LoraConfig(**LORA), "gradient_checkpointing": True},
     ],
-    ids=["accumulated", "gram", "rloo", "checkpointed", "two passes", "two checkpointed passes",
-         "halves of groups", "single outputs", "halves, rloo", "halves, lora", "at once", "lora", "lora checkpointed"],
+    ids=["accumulated", "oblr", "rloo", "checkpointed", "halves of groups", "single outputs", "halves, rloo",
+         "halves, lora", "at once", "lora checkpointed"],
 )  # fmt: skip
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)
-    prior = estimators.Prior(past_only=True) if given.get("baseline") != "oblr" else None
-    for step, (update, log) in enumerate(zip(updates, trainer.state.log_history, strict=False)):
+    prior = estimators.Prior() if given.get("baseline") != "oblr" else None
+    for update, log in zip(updates, trainer.state.log_history, strict=False):
         gradient_PN = expected(trainer, update, given.get("baseline", "oblr_shrunk"), prior)
         assert_close(-flat(update["grads"]), gradient_PN.mean(0))
-        moments = moments_of(trainer, update, gradient_PN, step)
-        assert log["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
-        assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
+        moments = moments_of(trainer, update, gradient_PN)
+        # The first half is kept in bfloat16, whose rounding has no direction of its own.
+        close = {"rel": 1e-4} if given.get("per_device_train_batch_size", 8) >= G else {"rel": 5e-3}
+        assert log["trace_cov"] == pytest.approx(moments.trace_cov, **close)
+        assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=2e-3 * moments.trace_cov)
         if prior is not None:
             prior.next_step()
+
+
+@pytest.mark.parametrize(("loss_type", "by_length"), [("grpo", True), ("sapo", True), ("dr_grpo", False)])
+def test_a_loss_that_weighs_completions_has_its_weights_squared_in_the_baseline(tmp_path, loss_type, by_length):
+    """A mean over tokens divides a score by their number, and the norm that rewards are weighed by, too."""
+    words = {"baseline": "oblr", "schedule": "off", "max_completion_length": 12, "lengths": [2, 7, 5, 12, 1]}
+    trainer, [update] = run(tmp_path, loss_type=loss_type, **words)
+    lengths_PG = torch.cat([part["completion_mask"].sum(1) for part in update["batch"]]).view(-1, G)
+    scores_PGN, rewards_PG = scores_of(trainer, update), update["generation"].rewards_PG
+    scale_PG = 1 / (lengths_PG if by_length else torch.full_like(lengths_PG, 12)).float()
+    share_PGN = scale_PG[..., None] * scores_PGN
+    b = estimators.baseline("oblr", rewards_PG, norm2_PG=share_PGN.square().sum(2))
+    assert_close(-flat(update["grads"]), ((rewards_PG - b)[..., None] * share_PGN).mean((0, 1)))
+
+
+def test_a_proxy_weighs_rewards_where_no_look_was_taken(tmp_path):
+    """What it has learned is of looks before; a step without one has no exact norm."""
+    trainer, updates = run(tmp_path, steps=7, baseline="oblr", look_steps=10, schedule="off")
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert ["score_norm2/mean" in log for log in logs] == [True] * 5 + [False] * 2
+    proxy = CalibratedProxy()
+    for index, update in enumerate(updates):
+        scores_PGN, generation = scores_of(trainer, update), update["generation"]
+        norm2_PG = scores_PGN.square().sum(2)
+        batch = {name: torch.cat([part[name] for part in update["batch"]]) for name in MASKED}
+        rows = trainer._advantages._features(sequences_of(batch))
+        weight_PG = norm2_PG if index < 5 else proxy.predict(rows).view_as(norm2_PG)
+        b = estimators.baseline("oblr", generation.rewards_PG, norm2_PG=weight_PG)
+        torch.testing.assert_close(generation.baseline_PG, b, rtol=1e-4, atol=1e-5)
+        assert_close(-flat(update["grads"]), ((generation.rewards_PG - b)[..., None] * scores_PGN).mean((0, 1)), 1e-4)
+        if index < 5:
+            proxy.observe(rows, norm2_PG.flatten(), G)
+
+
+def test_halves_are_whole_groups():
+    assert [first_half(*each) for each in [(2, 8, 4), (3, 4, 4), (6, 2, 4), (8, 1, 4), (5, 4, 4)]] == [1, 1, 2, 4, 2]
+    assert [first_half(*each) for each in [(1, 8, 4), (2, 2, 4), (3, 2, 4), (2, 6, 4)]] == [0, 0, 0, 0]
 
 
 def test_a_model_of_images_trains_on_text_with_its_tokenizer(tmp_path):
@@ -142,28 +187,16 @@ def test_a_model_of_images_trains_on_text_with_its_tokenizer(tmp_path):
 
 
 def test_in_float64_the_gradient_is_exact(tmp_path):
+    """But for advantages, which TRL has in float32."""
     trainer, [update] = run(tmp_path, policy=tiny_policy(torch.float64), baseline="oblr")
-    assert_close(-flat(update["grads"]), expected(trainer, update, "oblr").mean(0), 1e-9)
-
-
-def test_trl_s_own_loss_has_this_gradient_under_these_advantages(tmp_path):
-    """The formula that TRL's `luspo` computes by autograd through its fused head, fed with our advantages."""
-    trainer, [update] = run(tmp_path)
-    policy_of(trainer, update).model.train()
-    trainer.model.zero_grad()
-    shown = iter(torch.tensor(list(trainer._logs["advantages"])).split(8))
-    trainer.current_gradient_accumulation_steps = 2
-    for batch in update["batch"]:
-        loss = GRPOTrainer._compute_loss(trainer, trainer.model, batch | {"advantages": next(shown).float()})
-        loss.backward()
-    assert_close(flat(update["grads"]), flat({n: p.grad for n, p in trainer.model.named_parameters()}))
+    assert_close(-flat(update["grads"]), expected(trainer, update, "oblr").mean(0), 1e-6)
 
 
 @pytest.mark.parametrize("baseline", ["oblr", "rloo"])
 @pytest.mark.parametrize(
     "given",
-    [{}, {"score_method": "two_pass"}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}],
-    ids=["one pass", "two passes", "halves of groups"],
+    [{}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}],
+    ids=["groups", "halves of groups"],
 )
 def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path, baseline, given):
     """Outputs without a reward have the advantage 0, and weigh nothing in the others' baselines."""
@@ -172,44 +205,21 @@ def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path, baseline, gi
         return [None if index % 4 == 1 else float(len(set(each))) for index, each in enumerate(completions)]
 
     trainer, [update] = run(tmp_path, reward_funcs=missing, baseline=baseline, **given)
-    scores_SN = torch.cat([scores(policy_of(trainer, update), batch) for batch in update["batch"]])
-    rewards_PG = torch.cat([batch["rewards"] for batch in update["batch"]]).view(-1, G)
+    scores_PGN, rewards_PG = scores_of(trainer, update), update["generation"].rewards_PG
     valid_PG = ~rewards_PG.isnan()
     assert not valid_PG[:, 1].any()
-    norm2_PG = scores_SN.square().sum(1).view(-1, G)
+    norm2_PG = scores_PGN.square().sum(2)
     b = estimators.baseline(baseline, rewards_PG, valid_PG=valid_PG, norm2_PG=norm2_PG)
-    advantages_PG = torch.where(valid_PG, rewards_PG - b, 0)
-    gradient_PN = (advantages_PG[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1)
+    gradient_PN = (torch.where(valid_PG, rewards_PG - b, 0)[..., None] * scores_PGN).mean(1)
     assert_close(-flat(update["grads"]), gradient_PN.mean(0))
-    log, moments = trainer.state.log_history[0], moments_of(trainer, update, gradient_PN, 0)
+    log, P = trainer.state.log_history[0], len(gradient_PN)
     assert log["completions/masked_ratio"] == 0.25
-    assert log["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
-    assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{}, {"score_method": "two_pass"}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}],
-    ids=["one pass", "two passes", "halves of groups"],
-)
-def test_calibrated_weights_predict_before_they_learn(tmp_path, given):
-    """The first step weighs by length; the next one by what the first one's exact norms taught."""
-    words = {"score_norms": "calibrated", "calibration_steps": 5, "baseline": "oblr", **given}
-    trainer, updates = run(tmp_path, steps=2, **words)
-    proxy, log = CalibratedProxy(), trainer.state.log_history
-    for update in updates:
-        before = policy_of(trainer, update)
-        with torch.no_grad():
-            found = [before.logps(sequences_of(batch)) for batch in update["batch"]]
-        features = Features.join([each.features for each in found])
-        scores_SN = torch.cat([scores(before, batch) for batch in update["batch"]])
-        rewards_PG = torch.cat([batch["rewards"] for batch in update["batch"]]).view(-1, G)
-        b = estimators.baseline("oblr", rewards_PG, norm2_PG=proxy.predict(features).view(-1, G))
-        assert_close(-flat(update["grads"]), ((rewards_PG - b).flatten()[:, None] * scores_SN).mean(0))
-        if not proxy.observed:
-            proxy.observe(features, scores_SN.square().sum(1), G)
-    assert "score_norm2/mean" in log[0]
-    assert "score_norm2/mean" not in log[1]
+    if not given:
+        plain = estimators.moments(gradient_PN.square().sum(1), float(gradient_PN.mean(0).square().sum()))
+        own2 = estimators.own_norm2(scores_PGN @ scores_PGN.transpose(1, 2), rewards_PG, valid_PG)
+        moments = plain.of_rows(own2 * (3 / 4) ** 2, len(PROMPTS))  # TRL's mean is over all outputs
+        assert log["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
+    assert P == 4 if not given else P == 2
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -217,47 +227,12 @@ def test_one_completion_in_so_many_is_scored_after_the_update_in_micro_batches_o
     """Those of the whole update that have the number 0, 4, 8 ..."""
     words = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 12 // rows, "num_generations": 6}
     trainer = ours(tmp_path, max_steps=1, **words)
-    watch, seen = trainer._gradient.watch, []
-    trainer._gradient.watch = lambda: (change := watch(), seen.append(change()))[0]
+    watch, seen = trainer._update.watch, []
+    trainer._update.watch = lambda: (change := watch(), seen.append(change()))[0]
     trainer.train()
     assert len(seen[0]) == 3
     assert not seen[0].abs().max() > 1e-5  # before the update nothing has changed
     assert trainer.state.log_history[0]["step_kl"] > 0
-
-
-@pytest.mark.parametrize("given", [{"baseline": "rloo"}, {"baseline": "oblr", "score_method": "two_pass"}])
-def test_rows_of_like_length_share_a_forward_with_norms_or_without(tmp_path, monkeypatch, given):
-    """So that rows without norms are not padded more than those with them; the gradient is the same."""
-    trainer = ours(tmp_path, tiny_policy(torch.float64), max_steps=1, schedule="off", **given)
-    trainer._generate_single_turn = lambda prompts, *_: ([[80] * (1 + row % 8) for row in range(len(prompts))], None)
-    captured, widths, logps = Capture(trainer), [], Policy.logps
-
-    def seen(self, sequences, *others):
-        widths.append(sequences.ids_ST.shape[1])
-        return logps(self, sequences, *others)
-
-    monkeypatch.setitem(vars(trainer._policy), "tokens_of_a_forward", 0)  # no slice is too small
-    monkeypatch.setattr(Policy, "logps", seen)
-    trainer.train()
-    [update] = captured.updates
-    assert widths[:8] == list(range(10, 2, -1))
-    assert_close(-flat(update["grads"]), expected(trainer, update, given["baseline"]).mean(0), 1e-6)
-
-
-def test_an_update_that_ends_within_a_group_is_refused(tmp_path):
-    """Half of a group would otherwise be lost, in silence."""
-    trainer = ours(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, baseline="rloo")
-    add = trainer._gradient.add
-
-    def and_forget_one(*given):
-        found = add(*given)
-        if len(trainer._gradient.parts) == 4:
-            trainer._gradient.parts.pop()
-        return found
-
-    trainer._gradient.add = and_forget_one
-    with pytest.raises(InputError, match="ends within a group"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("schedule", ["auto", "debiased", "off"])
@@ -274,7 +249,7 @@ def test_no_information_no_step(tmp_path, baseline, schedule):
         def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
             weights = [p.detach().clone() for p in model.parameters()]
             moments = [each["exp_avg"].clone() for each in trainer.optimizer.state.values()]
-            states = trainer._schedule.state_dict(), trainer._gradient.state_dict()
+            states = trainer._schedule.state_dict(), trainer._advantages.state_dict()
             seen.append((weights, moments, str(states)))
 
     trainer = ours(

@@ -1,6 +1,7 @@
 """Completions are draws of the policy, or are refused by name: the config that generation really goes by."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from oblrpo.adapters.trl import VarianceLedgerCallback
+from oblrpo.adapters.trl.advantages import sequences_of
 from oblrpo.adapters.trl.sampling import NEUTRAL, OF_NO_EFFECT, altered, in_effect
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, byte_tokenizer
@@ -51,30 +53,50 @@ def with_own(**fields):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("peft", [None, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")])
-def test_what_the_model_s_own_config_changes_is_refused_by_name(tmp_path, name, peft):
+def test_what_the_model_s_own_config_changes_is_named(tmp_path, caplog, name):
     """TRL fills from there what its own parameters leave unset."""
-    with pytest.raises(InputError, match=rf"{name} of the model's own.*set model.generation_config.{name} = None"):
-        ours(tmp_path, with_own(**{name: CHANGES[name]}), peft_config=peft)
+    for peft in (None, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")):
+        caplog.clear()
+        trainer = ours(tmp_path, with_own(**{name: CHANGES[name]}), peft_config=peft)
+        [said] = [text for text in caplog.messages if "which is not the expected reward alone" in text]
+        assert re.search(rf"{name}=.*of the model's own generation_config.*not samples of the policy", said)
+        assert trainer._advantages.rows is None
 
 
-def test_a_model_s_own_config_that_trl_overrules_is_taken(tmp_path):
-    """What TRL sets itself, and fields whose value changes nothing; the cure of a refusal cures."""
+def test_a_model_s_own_config_that_trl_overrules_is_taken(tmp_path, caplog):
+    """What TRL sets itself, and fields whose value changes nothing."""
     own = {"top_p": 0.8, "top_k": 20, "temperature": 0.6, "repetition_penalty": 1.05, "do_sample": False}
     policy = with_own(**own, min_length=0, bad_words_ids=None, max_length=5, length_penalty=2.0, chat_format="chatml")
-    policy.model.generation_config.min_p = 0.1
-    with pytest.raises(InputError, match="min_p"):
-        ours(tmp_path, policy)
-    policy.model.generation_config.min_p = None
     config = in_effect(ours(tmp_path, policy, temperature=0.7))
+    assert "not the expected reward" not in caplog.text
     assert (config.top_p, config.top_k, config.temperature, config.do_sample) == (1.0, 0, 0.7, True)
 
 
 @pytest.mark.parametrize("top_k", [0, 2])
-def test_top_k_none_is_filled_and_so_refused(tmp_path, top_k):
+def test_top_k_none_is_filled_and_so_named(tmp_path, caplog, top_k):
     """With the model's own, or with transformers' 50."""
-    with pytest.raises(InputError, match="top_k=None"):
-        ours(tmp_path, with_own(top_k=top_k), top_k=None)
+    ours(tmp_path, with_own(top_k=top_k), top_k=None)
+    assert "top_k=None" in caplog.text
+
+
+def test_features_of_the_draws_are_those_of_a_forward(tmp_path):
+    """So that weights cost none; where draws are altered, a forward is taken."""
+    trainer = ours(tmp_path, tiny_policy(torch.float64), temperature=0.8, max_steps=1)
+    seen, of = [], trainer._advantages.of
+
+    def kept(inputs, rewards_S, features):
+        seen.append((features, trainer._advantages._features(sequences_of(inputs))))
+        return of(inputs, rewards_S, features)
+
+    trainer._advantages.of = kept
+    trainer.train()
+    [(drawn, forward)] = seen
+    for name, values in vars(forward).items():
+        torch.testing.assert_close(getattr(drawn, name).double(), values.double(), rtol=1e-6, atol=1e-6)
+    trainer = ours(tmp_path, top_p=0.9, max_steps=1)
+    trainer._advantages.of = lambda inputs, rewards_S, features: seen.append(features) or of(inputs, rewards_S, None)
+    trainer.train()
+    assert seen[1] is None
 
 
 def test_every_field_that_transformers_knows_is_known_here():
@@ -160,6 +182,19 @@ def test_completions_are_drawn_without_the_noise_of_training(tmp_path, kind):
         drawn.append(trainer._generate_single_turn([[40, 41, 42]] * 64, None, {}, 64)[0])
         assert [module.training for module in trainer.model.modules()] == modes
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("kind", ["attention", "hidden"])
+def test_the_noise_of_trl_s_loss_is_named(tmp_path, caplog, kind):
+    """Its log-probabilities do not say how far an update moved the policy: forwards without noise do."""
+    for rate in (0.0, 0.5):
+        caplog.clear()
+        trainer = ours(tmp_path, policy_of(NOISY[kind], rate), disable_dropout=True, max_steps=1)
+        assert ("noise in TRL's forward" in caplog.text) == bool(rate)
+        watch, seen = trainer._update.watch, []
+        trainer._update.watch = lambda watch=watch, seen=seen: (change := watch(), seen.append(change()))[0]
+        trainer.train()
+        assert not seen[0].abs().max() > 1e-5  # before the update
 
 
 def test_the_ledger_says_that_training_s_noise_is_in_the_completions(tmp_path, caplog):

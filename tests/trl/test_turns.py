@@ -94,9 +94,11 @@ def check_update(trainer, update, name="oblr"):
     """Norms and gradient against one backward a completion."""
     policy, temperature = policy_of(trainer, update), trainer.temperature
     norms, gradients = [], []
+    rewards = iter(update["generation"].rewards_PG.split(2))
     for batch in update["batch"]:
         scores_SN = scores(policy, batch, temperature)
-        rewards_PG, norm2_PG = batch["rewards"].view(-1, G), scores_SN.square().sum(1).view(-1, G)
+        norm2_PG = scores_SN.square().sum(1).view(-1, G)
+        rewards_PG = next(rewards)
         b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG)
         gradients.append((rewards_PG - b).flatten()[:, None] * scores_SN)
         norms.append(norm2_PG.flatten())
@@ -108,11 +110,11 @@ def check_update(trainer, update, name="oblr"):
 @pytest.mark.parametrize(
     ("kind", "given"),
     [
-        ("tools", {"score_method": "two_pass"}),
+        ("tools", {}),
         ("tools", {"gradient_checkpointing": True, "peft_config": LoraConfig(**LORA)}),
         ("environment", {}),
     ],
-    ids=["two passes", "lora checkpointed", "environment"],
+    ids=["tools", "lora checkpointed", "environment"],
 )
 def test_what_a_tool_says_is_read_and_has_no_score(tmp_path, monkeypatch, kind, given):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -120,7 +122,7 @@ def test_what_a_tool_says_is_read_and_has_no_score(tmp_path, monkeypatch, kind, 
     further = '"a": 3, ' if kind == "tools" else ""
     trainer = ours(
         tmp_path, chat_policy(), length, prompts=CHATS, words=words, max_steps=1, max_completion_length=256,
-        baseline="oblr", **given,
+        baseline="oblr", look_steps=1, **given,
     )  # fmt: skip
     said = speak(trainer, f'<tool_call>\n{{"name": "{function}", "arguments": {{{further}"b": %d}}}}\n</tool_call>')
     captured = Capture(trainer)
@@ -169,11 +171,12 @@ def rollout(temperature=1.0, told=lambda logps: logps):
     return draw
 
 
-@pytest.mark.parametrize("given", [{}, {"temperature": 0.5, "score_method": "two_pass"}])
+@pytest.mark.parametrize("given", [{}, {"temperature": 0.5}])
 def test_what_the_environment_of_a_rollout_says_has_no_score(tmp_path, monkeypatch, given):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     words = {"rollout_func": rollout(given.get("temperature", 1.0))}
-    trainer = ours(tmp_path, tiny_policy(torch.float64), words=words, max_steps=1, baseline="oblr", **given)
+    given = {"max_steps": 1, "baseline": "oblr", "look_steps": 1, **given}
+    trainer = ours(tmp_path, tiny_policy(torch.float64), words=words, **given)
     captured = Capture(trainer)
     trainer.train()
     [update] = captured.updates

@@ -158,7 +158,7 @@ METRICS = (
     Metric("score_norm2/kappa", "mean w of the better-rewarded completions over that of the others",
            when="in steps that look", trl=ADDED, verl="critic/score_norm2/kappa"),
     Metric("score_norm2/agreement_length score_norm2/agreement_logit", "correlation of log proxy and log w within "
-           "prompts", when="in steps that look"),
+           "prompts", when="in steps that look", trl=ADDED),
     Metric("score_norm2/agreement_calibrated", "the same of the calibrated proxy, before it has seen the batch",
            when="in steps that look", trl=ADDED, verl="critic/score_norm2/agreement_calibrated"),
     Metric("variance/NAME", "tr Cov of this batch's gradient, had its baseline been NAME (with the normalisation that "

@@ -54,7 +54,7 @@ class Accumulated:
         count = len(inputs["completion_ids"])
         first = (self.accelerator.process_index * parts + self.micro_batches) * count
         rows = sequences_of(inputs)
-        chosen = torch.arange(-first % ONE_IN, count, ONE_IN, device=rows.ids_ST.device)
+        chosen = torch.arange(count, device=rows.ids_ST.device)[-first % ONE_IN :: ONE_IN]
         chosen = chosen[rows.lengths_S[chosen] > 0]
         if len(chosen):
             before_SC = token_logps_SC.detach()[chosen]
@@ -94,7 +94,7 @@ class Accumulated:
 
     def moments(self, norm2: float, group_norm2_P: Tensor | None = None) -> estimators.Moments | None:
         """Signal and noise: from all prompts' own norms where they are given, else from the gradient's two halves."""
-        if group_norm2_P is not None:
+        if group_norm2_P is not None and len(group_norm2_P) > 1:
             return estimators.moments(group_norm2_P, norm2)
         if not self._held:
             return None

@@ -167,10 +167,12 @@ class Advantages:
         valid_PG = ~rewards_PG.isnan() & (empty_PG == 0)
         valid_PG = valid_PG & (valid_PG.sum(1, keepdim=True) >= BASELINES[past.name].smallest_group)
         mean_length = float(lengths_PG[valid_PG].mean())
+        metrics = {"completions/masked_ratio": 1 - float(valid_PG.double().mean())}
         none_PG = torch.full_like(rewards_PG, math.nan)
         if not estimators.differ(rewards_PG, valid_PG):
             norm2_PG = none_PG if self.weighted else None
-            return Generation(rewards_PG, valid_PG, none_PG, torch.zeros_like(none_PG), mean_length, norm2_PG)
+            nothing_PG = torch.zeros_like(none_PG)
+            return Generation(rewards_PG, valid_PG, none_PG, nothing_PG, mean_length, norm2_PG, metrics=metrics)
         self.generations += 1
         rewards_PG, known_PG = torch.where(valid_PG, rewards_PG, 0), rewards_PG
         scale_PG = (1 / lengths_PG if self.args.loss_type in BY_TOKEN else torch.ones_like(lengths_PG)).to(rewards_PG)
@@ -188,7 +190,8 @@ class Advantages:
             remember = past.scaled or (looked is not None and len(looked[0]) == prompts)
         baseline_PG = begun.of(rewards_PG, valid_PG, norm2_PG=weight_PG, remember=remember)
         advantages_PG = estimators.advantages(rewards_PG, baseline_PG, valid_PG)
-        metrics, group_norm2_P, own2 = baseline_metrics(rewards_PG, valid_PG, baseline_PG, None), None, math.nan
+        metrics |= baseline_metrics(rewards_PG, valid_PG, baseline_PG, None)
+        group_norm2_P, own2 = None, math.nan
         if looked is not None:
             metrics |= self._norm_metrics(looked, rewards_PG, valid_PG)
             if all_features is not None and weight_PG is not None:
@@ -221,7 +224,7 @@ class Advantages:
 
     def _gathered(self, features: Features) -> Features:
         """The features of all processes' outputs."""
-        table_SK = torch.stack([values.float() for values in vars(features).values()], 1)
+        table_SK = torch.stack([values.double() for values in vars(features).values()], 1)
         return Features(*self.accelerator.gather(table_SK).unbind(1))
 
     def _norm_metrics(self, looked: tuple[Tensor, Tensor], rewards_PG: Tensor, valid_PG: Tensor) -> dict[str, float]:

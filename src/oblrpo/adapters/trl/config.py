@@ -65,18 +65,22 @@ def check_config(args: Any) -> None:
     check(RULES, "OBLRPOTrainer", lambda key: getattr(args, key), repr, _refused_together(args))
 
 
-def beside_the_reward(args: Any, noisy: str, draws: dict[str, Any]) -> list[str]:
+def beside_the_reward(trainer: Any, noisy: str, draws: dict[str, Any]) -> list[str]:
     """What makes TRL's objective another than the expected reward, by parameter.
 
     noisy says what noise there is in TRL's forward, and draws what changes the distribution of completions.
     """
-    found = [(rule, getattr(args, rule.key)) for rule in OBJECTIVE]
-    said = [f"{rule.key}={value!r} ({rule.why})" for rule, value in found if not rule.holds(value)]
+    args, own = trainer.args, "of the model's own generation_config, with which TRL's is filled, "
+    said = [
+        f"{rule.key}={value!r} ({rule.why})" for rule in OBJECTIVE if not rule.holds(value := getattr(args, rule.key))
+    ]
     if args.steps_per_generation > args.gradient_accumulation_steps:
         said.append(f"steps_per_generation={args.steps_per_generation} (later updates on a batch are off-policy)")
-    further = {name: value for name, value in draws.items() if all(name != rule.key for rule, _ in found)}
-    said += [f"{name}={value!r} ({sampling.SAMPLES})" for name, value in further.items()]
-    return said + ([f"noise in TRL's forward (disable_dropout=True removes dropout): {noisy}"] if noisy else [])
+    for name, value in draws.items():
+        if not any(each.startswith(f"{name}=") for each in said):
+            whose = own if getattr(trainer.generation_config, name, value) is None else ""
+            said.append(f"{name}={value!r} ({whose}{sampling.SAMPLES})")
+    return said + ([f"noise in TRL's forward ({noisy})"] if noisy else [])
 
 
 def _refused_together(args: Any) -> Iterator[str]:
@@ -95,7 +99,7 @@ def _refused_together(args: Any) -> Iterator[str]:
             f"per_device_train_batch_size or steps_per_generation a multiple of {G}."
         )
         return
-    if not SCHEDULES[args.schedule].needs_signal or first_half(steps, size, G):
+    if args.schedule not in SCHEDULES or not SCHEDULES[args.schedule].needs_signal or first_half(steps, size, G):
         return
     if size * steps * args.world_size < 2 * G:
         yield (

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,12 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             check_lengths(self._policy, lambda: self._longest_row(counts))
             self.model.train()  # as TRL takes its loss
             noisy = noise(self._policy)
-        others_than_the_policy = {} if self.rollout_func is not None else not_the_policy_s(self)
-        self._draws_differ = bool(others_than_the_policy)
-        said = beside_the_reward(args, noisy, others_than_the_policy)
+        self._altered = {} if self.rollout_func is not None else not_the_policy_s(self)
+        said = beside_the_reward(self, noisy, self._altered)
         if said and self.accelerator.is_main_process:
             LOGGER.warning(
                 "The gradient is that of TRL's objective, which is not the expected reward alone: %s. The baseline "
-                "adds no bias to it, and signal and noise are measured of it as it is.",
+                "adds no bias to it, and signal and noise are those of its own gradient.",
                 "; ".join(said),
             )
         try:
@@ -130,7 +130,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as TRL does, but in eval mode: by the policy that is scored, without dropout and its kin."""
-        with in_eval_mode(self.model), draws_recorded(self.model, self.temperature) as self._drawn:
+        recorded = nullcontext([]) if self._altered else draws_recorded(self.model, self.temperature)
+        with in_eval_mode(self.model), recorded as self._drawn:
             return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
@@ -236,7 +237,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         loss: Tensor = super()._compute_loss(model, inputs)
         if not self.model.training:
             return loss
-        if self._fresh and not self._draws_differ and (self.rollout_func is not None or self.use_vllm):
+        if self._fresh and not self._altered and (self.rollout_func is not None or self.use_vllm):
             reported_SC = inputs.get("sampling_per_token_logps")
             source = "rollout_func" if self.rollout_func is not None else "vLLM"
             self._add_metrics(check_reported(reported_SC, self._token_logps_SC, own_SC(inputs), source))
