@@ -28,12 +28,13 @@ FOLLOWED = {
     "parts of groups": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "loss_type": "dapo"},
     "experts": {"router_aux_loss_coef": 0.5},
     "checkpointed": {"gradient_checkpointing": True},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
     "bf16": {"bf16": True},
     "scheduler": {"lr_scheduler_type": "cosine", "warmup_steps": 1, "weight_decay": 0.1, "max_grad_norm": 0.1},
     "reward_weights": {"reward_weights": [0.5]},
     "temperature": {"temperature": 0.6},
 }
-WITHOUT_EFFECT = {"luspo", "checkpointed", "reward_weights", "generations of an update", "updates of a generation"}
+WITHOUT_EFFECT = {"luspo", "checkpointed", "compiled", "reward_weights", "generations of an update", "updates of a generation"}
 """Options that leave the loss as it is, or change who is trained on when."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import TrainerCallback
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 
@@ -24,7 +24,7 @@ from tests.trl.test_gradient import assert_close, expected, run
 
 WRONG = {
     "scale_rewards": "group", "multi_objective_aggregation": "normalize_then_sum", "temperature": 0.0,
-    "optim": OptimizerNames.LOMO, "torch_compile": True, "fp16": True, "fsdp": "full_shard",
+    "optim": OptimizerNames.LOMO, "fp16": True, "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed", "look_steps": -1,
     "schedule": "linear",
 }  # fmt: skip

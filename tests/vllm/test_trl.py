@@ -104,20 +104,20 @@ def apart(trainer, update):
     "given",
     [
         {"temperature": 0.7},
-        {"policy": untied, "beta": 0.1},
+        {"policy": untied},
         {"peft_config": LoraConfig(**LORA), "schedule": "off", "learning_rate": 0.05},
-        {"steps_per_generation": 1, "gradient_accumulation_steps": 3, "score_method": "two_pass"},
+        {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
         {"vllm_max_model_length": 8, "max_completion_length": 20, "per_device_train_batch_size": 2,
          "gradient_accumulation_steps": 4},
     ],
-    ids=["temperature", "untied, a penalty", "lora", "several generations", "cut short, halves of groups"],
+    ids=["temperature", "untied", "lora", "several generations", "cut short, halves of groups"],
 )  # fmt: skip
 def test_completions_are_the_policy_s_and_so_is_the_gradient(sampled, given):
     """Before the first update and after others, whose advantages times scores are those of loop autograd."""
     given = given | {"policy": given["policy"]()} if "policy" in given else given
     trainer, updates = sampled(**given)
     trainer.train()
-    prior = estimators.Prior(past_only=True)
+    prior = estimators.Prior()
     for update, log in zip(updates, trainer.state.log_history, strict=False):
         assert apart(trainer, update) < 2e-5
         assert 0 < log["sampling/sampling_logp_difference/mean"] < log["sampling/sampling_logp_difference/max"] < 2e-5
@@ -255,7 +255,12 @@ def test_adapters_that_are_not_merged_aside_are_refused(sampled):
         sampled(peft_config=LoraConfig(**LORA, use_dora=True))
 
 
-def test_a_correction_by_truncated_ratios_is_refused(tmp_path):
-    assert GRPOConfig(str(tmp_path), use_cpu=True, bf16=False).vllm_importance_sampling_correction
-    with pytest.raises(InputError, match="vllm_importance_sampling_correction=True: truncated ratios"):
-        ours(tmp_path, use_vllm=True, vllm_importance_sampling_correction=True)
+def test_trl_s_correction_is_trl_s(sampled, caplog):
+    """On by default in TRL, and off in ours; a sentence says that its ratios are bounded."""
+    with caplog.at_level(logging.WARNING, "oblrpo"):
+        trainer, _ = sampled(vllm_importance_sampling_correction=True, max_steps=1)
+    assert "vllm_importance_sampling_correction=True (its ratios are bounded)" in caplog.text
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-3)
+    assert log["learning_rate"] > 0

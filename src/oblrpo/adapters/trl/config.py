@@ -32,7 +32,6 @@ RULES = (
     Rule("temperature", lambda value: value > 0, "greedy completions have no score", "temperature=1.0"),
     Rule("optim", lambda value: not any(word in str(value).lower() for word in ("lomo", "layerwise")),
          "it updates weights within the backward, before the gradient is measured", "optim='adamw_torch'"),
-    Rule("torch_compile", (False,), "a compiled model cannot be looked at"),
     Rule("fp16", (False,), "its loss is scaled, and so are the gradients that are measured", "bf16=True"),
     Rule("fsdp", off, "sharded weights are not handled yet",
          "no fsdp; with sharded weights use oblrpo's verl adapter"),
