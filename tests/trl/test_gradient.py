@@ -62,6 +62,8 @@ def scores_of(trainer, update):
 def expected(trainer, update, name, prior=None):
     """Advantages from exact norms by loop autograd, and of each prompt the mean of A grad log pi."""
     scores_PGN, rewards_PG = scores_of(trainer, update), update["generation"].rewards_PG
+    if trainer.args.loss_type == "dr_grpo":
+        scores_PGN = scores_PGN / trainer.args.max_completion_length
     norm2_PG = scores_PGN.square().sum(2)
     b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, prior=prior)
     if prior is not None:
@@ -80,6 +82,7 @@ def moments_of(trainer, update, gradient_PN):
         return estimators.moments_of_halves(inner, norm2, (first, P - first))
     plain = estimators.moments(gradient_PN.square().sum(1), norm2)
     scores_PGN, rewards_PG = scores_of(trainer, update), update["generation"].rewards_PG
+    scores_PGN = scores_PGN / (args.max_completion_length if args.loss_type == "dr_grpo" else 1)
     valid_PG = ~rewards_PG.isnan()
     corrected = plain.of_rows(
         estimators.own_norm2(scores_PGN @ scores_PGN.transpose(1, 2), rewards_PG, valid_PG), len(PROMPTS)
@@ -98,6 +101,7 @@ def assert_close(found, wanted, bound=1e-5):
         {},
         {"baseline": "oblr", "temperature": 0.7},
         {"baseline": "rloo", "schedule": "off"},
+        {"loss_type": "dr_grpo"},
         {"gradient_checkpointing": True},
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True},
@@ -106,7 +110,7 @@ def assert_close(found, wanted, bound=1e-5):
         {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
         {"peft_config": LoraConfig(**LORA), "gradient_checkpointing": True},
     ],
-    ids=["accumulated", "oblr", "rloo", "checkpointed", "halves of groups", "single outputs", "halves, rloo",
+    ids=["accumulated", "oblr", "rloo", "over a constant", "checkpointed", "halves of groups", "single outputs", "halves, rloo",
          "halves, lora", "at once", "lora checkpointed"],
 )  # fmt: skip
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):

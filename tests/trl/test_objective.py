@@ -34,7 +34,9 @@ FOLLOWED = {
     "reward_weights": {"reward_weights": [0.5]},
     "temperature": {"temperature": 0.6},
 }
-WITHOUT_EFFECT = {"luspo", "checkpointed", "compiled", "reward_weights", "generations of an update", "updates of a generation"}
+WITHOUT_EFFECT = {
+    "luspo", "checkpointed", "compiled", "reward_weights", "generations of an update", "updates of a generation",
+}  # fmt: skip
 """Options that leave the loss as it is, or change who is trained on when."""
 
 

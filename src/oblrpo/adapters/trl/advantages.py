@@ -166,7 +166,7 @@ class Advantages:
         rewards_PG = rewards_S.view(-1, G)
         valid_PG = ~rewards_PG.isnan() & (empty_PG == 0)
         valid_PG = valid_PG & (valid_PG.sum(1, keepdim=True) >= BASELINES[past.name].smallest_group)
-        mean_length = float(lengths_PG[valid_PG].mean())
+        mean_length = float(lengths_PG[valid_PG if valid_PG.any() else lengths_PG > 0].mean())
         metrics = {"completions/masked_ratio": 1 - float(valid_PG.double().mean())}
         none_PG = torch.full_like(rewards_PG, math.nan)
         if not estimators.differ(rewards_PG, valid_PG):
@@ -175,10 +175,11 @@ class Advantages:
             return Generation(rewards_PG, valid_PG, none_PG, nothing_PG, mean_length, norm2_PG, metrics=metrics)
         self.generations += 1
         rewards_PG, known_PG = torch.where(valid_PG, rewards_PG, 0), rewards_PG
-        scale_PG = (1 / lengths_PG if self.args.loss_type in BY_TOKEN else torch.ones_like(lengths_PG)).to(rewards_PG)
+        scale_PG = self._scale_of(lengths_PG).to(rewards_PG)
+        looked = all_features = norm2_PG = weight_PG = None
         with in_eval_mode(self.policy.model):
-            looked = self._look(Batch.of(sequences, rewards_PG[mine], valid_PG[mine], Algorithm(past.name)))
-            all_features = norm2_PG = weight_PG = None
+            if self.looks.every:
+                looked = self._look(Batch.of(sequences, rewards_PG[mine], valid_PG[mine], Algorithm(past.name)))
             if self.weighted:
                 all_features = self._gathered(self._features(sequences) if features is None else features)
         begun, remember = past.begin(), True
@@ -196,7 +197,7 @@ class Advantages:
             metrics |= self._norm_metrics(looked, rewards_PG, valid_PG)
             if all_features is not None and weight_PG is not None:
                 metrics |= begun.learn(looked, all_features, rewards_PG, valid_PG, weight_PG, scale_PG)
-            group_norm2_P, own2 = self._of_prompts(looked, advantages_PG, rewards_PG, valid_PG)
+            group_norm2_P, own2 = self._of_prompts(looked, advantages_PG, rewards_PG, valid_PG, scale_PG)
         past.end_step(begun)
         tokens = float(tokens_PG.sum()) / self.accelerator.num_processes
         self.looks.save_up(tokens, tokens, looked is not None)
@@ -204,6 +205,11 @@ class Advantages:
         return Generation(
             known_PG, valid_PG, baseline_PG, advantages_PG, mean_length, norm2_PG, group_norm2_P, own2, metrics
         )
+
+    def _scale_of(self, lengths_PG: Tensor) -> Tensor:
+        """What the loss multiplies an output's A grad log pi by, beside what all have in common."""
+        constant = self.args.max_completion_length if self.args.loss_type == "dr_grpo" else 1
+        return 1 / (lengths_PG if self.args.loss_type in BY_TOKEN else torch.full_like(lengths_PG, constant))
 
     def _look(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """The look of this step, if there is one: all processes' prompts, and the inner products of their scores."""
@@ -236,12 +242,19 @@ class Advantages:
         }
 
     def _of_prompts(
-        self, looked: tuple[Tensor, Tensor], advantages_PG: Tensor, rewards_PG: Tensor, valid_PG: Tensor
+        self,
+        looked: tuple[Tensor, Tensor],
+        advantages_PG: Tensor,
+        rewards_PG: Tensor,
+        valid_PG: Tensor,
+        scale_PG: Tensor,
     ) -> tuple[Tensor | None, float]:
-        """The squared norms of the prompts' gradients g_i = (1/G) sum A s, and `own_norm2`, where all are known."""
+        """The squared norms of the prompts' gradients, of which TRL's is the mean, and `own_norm2`, if all are known."""
         (P, gram_PGG), G = looked, rewards_PG.shape[1]
         if not self.plain or not gram_PGG.isfinite().all():
             return None, math.nan
+        scale_LG = scale_PG[P].double()
+        gram_PGG = gram_PGG * scale_LG[:, :, None] * scale_LG[:, None]
         norm2_P, own2 = estimators.group_norm2(gram_PGG, advantages_PG[P]) / G**2, math.nan
         if self.rows is not None:
             share_P = valid_PG[P].sum(1) / G  # TRL's mean is over all outputs, those that do not count too

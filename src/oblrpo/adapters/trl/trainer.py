@@ -74,8 +74,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             check_lengths(self._policy, lambda: self._longest_row(counts))
             self.model.train()  # as TRL takes its loss
             noisy = noise(self._policy)
-        self._altered = {} if self.rollout_func is not None else not_the_policy_s(self)
-        said = beside_the_reward(self, noisy, self._altered)
+        altered = {} if self.rollout_func is not None else not_the_policy_s(self)
+        self._draws_altered, self._comparable = bool(altered), not altered and not noisy
+        said = beside_the_reward(self, noisy, altered)
         if said and self.accelerator.is_main_process:
             LOGGER.warning(
                 "The gradient is that of TRL's objective, which is not the expected reward alone: %s. The baseline "
@@ -92,7 +93,6 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._rate: float | None = None
         self._drawn: list[Drawn] = []
         self._generation: Generation
-        self._differs = False
         self._token_logps_SC: Tensor
         self._taken: tuple[float, float, Callable[[], Tensor] | None] | None = None  # factor, rate, and its measure
         self.add_callback(_Callback(self))
@@ -130,7 +130,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as TRL does, but in eval mode: by the policy that is scored, without dropout and its kin."""
-        recorded = nullcontext([]) if self._altered else draws_recorded(self.model, self.temperature)
+        recorded = nullcontext([]) if self._draws_altered else draws_recorded(self.model, self.temperature)
         with in_eval_mode(self.model), recorded as self._drawn:
             return super()._generate_single_turn(*args, **kwargs)
 
@@ -166,7 +166,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise
         except (ValueError, UnsupportedModelError) as error:
             raise InputError(f"the advantages cannot be had: {error}") from None
-        self._generation, self._differs = generation, self._differs or generation.differs
+        self._generation = generation
         self._add_metrics(generation.metrics)
         first, advantages_S = len(inputs) * self.accelerator.process_index, generation.advantages_PG.flatten()
         output["advantages"] = advantages_S[first : first + len(inputs)].to(output["advantages"])
@@ -237,7 +237,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         loss: Tensor = super()._compute_loss(model, inputs)
         if not self.model.training:
             return loss
-        if self._fresh and not self._altered and (self.rollout_func is not None or self.use_vllm):
+        if self._fresh and self._comparable and (self.rollout_func is not None or self.use_vllm):
             reported_SC = inputs.get("sampling_per_token_logps")
             source = "rollout_func" if self.rollout_func is not None else "vLLM"
             self._add_metrics(check_reported(reported_SC, self._token_logps_SC, own_SC(inputs), source))
@@ -267,7 +267,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Begin with a new batch, whatever an interrupted run has left."""
         self._update.forget()
         self._taken = self._buffered_inputs = None
-        self._step, self._differs = 0, False
+        self._step = 0
         self._last_loaded_step = -1  # vLLM may hold an earlier run's weights of a step of the same number
 
     def _set_rate(self, fresh: bool) -> None:
@@ -276,14 +276,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         No signal, no step: where the gradient is 0, it is taken away, and without one the optimizer does nothing.
         """
         schedule, update, generation, args = self._schedule, self._update, self._generation, self.args
-        norm2, differs, self._differs = update.norm2(), self._differs, False
+        norm2 = update.norm2()
         whole = fresh and args.steps_per_generation == update.micro_batches  # an update of a generation, and all of it
         moments = update.moments(norm2, generation.group_norm2_P if whole else None)
         if norm2 == 0 or (moments is None and SCHEDULES[args.schedule].needs_signal):
             # An epoch's last prompt, left alone, is left out, too: its noise cannot be measured.
             self.model.zero_grad(set_to_none=True)
             self._rate = 0.0
-            self._add_metrics(NO_SIGNAL | {"skipped": float(norm2 > 0 or not differs)})
+            self._add_metrics(NO_SIGNAL | {"skipped": float(norm2 > 0 or not generation.differs)})
             return
         if moments is not None:
             own2 = generation.own2 if whole else math.nan
