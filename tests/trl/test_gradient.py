@@ -110,8 +110,8 @@ def assert_close(found, wanted, bound=1e-5):
         {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
         {"peft_config": LoraConfig(**LORA), "gradient_checkpointing": True},
     ],
-    ids=["accumulated", "oblr", "rloo", "over a constant", "checkpointed", "halves of groups", "single outputs", "halves, rloo",
-         "halves, lora", "at once", "lora checkpointed"],
+    ids=["accumulated", "oblr", "rloo", "over a constant", "checkpointed", "halves of groups", "single outputs",
+         "halves, rloo", "halves, lora", "at once", "lora checkpointed"],
 )  # fmt: skip
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)

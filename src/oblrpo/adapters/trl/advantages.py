@@ -249,7 +249,7 @@ class Advantages:
         valid_PG: Tensor,
         scale_PG: Tensor,
     ) -> tuple[Tensor | None, float]:
-        """The squared norms of the prompts' gradients, of which TRL's is the mean, and `own_norm2`, if all are known."""
+        """The squared norms of prompts' gradients, of which TRL's is the mean, and `own_norm2`, if all are known."""
         (P, gram_PGG), G = looked, rewards_PG.shape[1]
         if not self.plain or not gram_PGG.isfinite().all():
             return None, math.nan
