@@ -18,7 +18,9 @@ RUNS = {
         "baseline": "oblr", "num_generations": 2, "per_device_train_batch_size": 2, "rows": 8, "look_steps": 1,
     },
     "rloo, six a process": {"baseline": "rloo", "num_generations": 6, "per_device_train_batch_size": 6, "rows": 24},
-    "halves of groups": {"look_steps": 1, "per_device_train_batch_size": 2, "loss_type": "dapo", "entropy_coef": 0.1},
+    "halves of groups": {  # which are other halves on two processes: other signal and noise, and so another rate
+        "look_steps": 1, "per_device_train_batch_size": 2, "loss_type": "dapo", "entropy_coef": 0.1, "schedule": "off",
+    },
 }  # fmt: skip
 """The settings of each; an update of the whole batch has so many `rows`."""
 

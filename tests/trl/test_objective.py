@@ -36,6 +36,7 @@ FOLLOWED = {
 }
 WITHOUT_EFFECT = {
     "luspo", "checkpointed", "compiled", "reward_weights", "generations of an update", "updates of a generation",
+    "parts of groups",
 }  # fmt: skip
 """Options that leave the loss as it is, or change who is trained on when."""
 

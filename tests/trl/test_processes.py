@@ -41,8 +41,11 @@ def test_two_processes_make_the_updates_of_one(left, run):
     torch.testing.assert_close(first["weights"], alone["weights"], rtol=0, atol=1e-12)
     for mine, whole in zip(first["log"][:3], alone["log"][:3], strict=True):
         assert whole["learning_rate"] > 0
-        assert whole["step_kl"] > 0
-        for key in ("learning_rate", "step_kl", "step_kl_target", "trace_cov", "signal2", "baseline/mean"):
+        keys = {"learning_rate", "step_kl", "step_kl_target", "trace_cov", "signal2", "baseline/mean"}
+        if RUNS[run].get("schedule") == "off":
+            keys = {"learning_rate", "baseline/mean"}
+        for key in sorted(keys):
+            assert whole[key] != 0
             assert mine[key] == pytest.approx(whole[key], rel=1e-9), key
 
 
