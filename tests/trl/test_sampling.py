@@ -184,6 +184,23 @@ def test_completions_are_drawn_without_the_noise_of_training(tmp_path, kind):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")},
+        {"neftune_noise_alpha": 5.0},
+    ],
+    ids=["adapters", "NEFTune"],
+)
+def test_noise_that_is_not_there_yet_is_named_and_kept_out_of_the_measured_rate(tmp_path, caplog, given):
+    trainer = ours(tmp_path, max_steps=3, learning_rate=0.01, **given)
+    assert re.search(r"noise in TRL's forward \(.*(dropout|neftune_noise_alpha=5)", caplog.text)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "step_kl" in log]
+    assert len(logs) == 3
+    assert all(0 < log["step_kl"] < 1 for log in logs)
+
+
 @pytest.mark.parametrize("kind", ["attention", "hidden"])
 def test_the_noise_of_trl_s_loss_is_named(tmp_path, caplog, kind):
     """Its log-probabilities do not say how far an update moved the policy: forwards without noise do."""

@@ -85,6 +85,18 @@ def test_what_cannot_work_is_refused_before_the_first_step(tmp_path, given, mess
         ours(tmp_path, **given).train()
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"per_device_train_batch_size": 4}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}],
+)
+def test_one_prompt_an_update_will_do_without_a_signal(tmp_path, given):
+    trainer = ours(tmp_path, schedule="off", **{"gradient_accumulation_steps": 1} | given)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert [log["learning_rate"] for log in logs] == [1e-3] * 2
+    assert not any("snr" in log for log in logs)
+
+
 def test_the_wrong_configuration_is_refused(tmp_path):
     with pytest.raises(InputError, match="OBLRPOConfig"):
         OBLRPOTrainer(tiny_policy().model, reward, args=GRPOConfig(**settings(tmp_path)))

@@ -82,6 +82,14 @@ def beside_the_reward(trainer: Any, noisy: str, draws: dict[str, Any]) -> list[s
     return said + ([f"noise in TRL's forward ({noisy})"] if noisy else [])
 
 
+def noise_to_come(model: torch.nn.Module, args: Any) -> str:
+    """Noise that TRL's forward will have, and has not yet: adapters begin at 0, and NEFTune with the training."""
+    if args.neftune_noise_alpha:
+        return f"neftune_noise_alpha={args.neftune_noise_alpha}"
+    rates = {name: part.p for name, part in model.named_modules() if isinstance(part, torch.nn.Dropout) and part.p}
+    return next((f"{name} of {rate:g}, and {len(rates) - 1} more" for name, rate in rates.items()), "")
+
+
 def _refused_together(args: Any) -> Iterator[str]:
     """What cannot be, of parameters that depend on each other."""
     if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):

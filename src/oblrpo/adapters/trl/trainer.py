@@ -18,7 +18,7 @@ from trl.trainer.utils import split_tensor_dict
 from oblrpo.adapters.shared import finite, load_schedule, schedule_state, signal_metrics
 from oblrpo.adapters.trl.accumulated import Accumulated
 from oblrpo.adapters.trl.advantages import Advantages, Generation, draws_recorded, in_eval_mode, own_SC, policy_of
-from oblrpo.adapters.trl.config import OBLRPOConfig, beside_the_reward, check_trainer
+from oblrpo.adapters.trl.config import OBLRPOConfig, beside_the_reward, check_trainer, noise_to_come
 from oblrpo.adapters.trl.sampling import check_reported, not_the_policy_s
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
@@ -73,7 +73,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
             check_lengths(self._policy, lambda: self._longest_row(counts))
             self.model.train()  # as TRL takes its loss
-            noisy = noise(self._policy)
+            noisy = noise(self._policy) or noise_to_come(self.model, args)
         altered = {} if self.rollout_func is not None else not_the_policy_s(self)
         self._draws_altered, self._comparable = bool(altered), not altered and not noisy
         said = beside_the_reward(self, noisy, altered)
@@ -292,9 +292,10 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         factor = schedule.step(moments, mean_length=generation.mean_length, fresh=fresh, headroom=room)
         change = update.watch() if schedule.measures_updates else None
         self._taken = factor, schedule.learning_rates[0], change
-        low, high = schedule.snr_interval()
-        metrics = signal_metrics(schedule, moments)
-        self._add_metrics(metrics | {"snr_low": low, "snr_high": high, "skipped": 0.0})
+        self._add_metrics({"skipped": 0.0})
+        if moments is not None:
+            low, high = schedule.snr_interval()
+            self._add_metrics(signal_metrics(schedule, moments) | {"snr_low": low, "snr_high": high})
 
     def _after_update(self) -> None:
         """Measure how far the update moved the policy, shorten it where it went too far, and log its rate."""
