@@ -69,7 +69,7 @@ forward says of their tokens; and, where rows are packed, the `sequence_ids` of 
 def look_by(
     model: nn.Module,
     forward: Forward,
-    blocks: Sequence[Tensor],
+    blocks: list[Tensor],
     group_size: int,
     sketches: Sequence[Sketch] = (),
     all_pairs: bool = False,
@@ -94,7 +94,7 @@ def look_by(
     """
     G, tape, outputs, grams = group_size, ScoreTape(model, "streamed"), list[Logps](), list[Tensor]()
     sketched = list[list[Tensor]]()
-    for rows_S in [*blocks, *blocks[-1:] * idle]:
+    for rows_S in blocks + blocks[-1:] * idle:
         with tape:
             scored_S, logps, sequence_ids = forward(rows_S)
             check_finite("log-probability", scored_S.detach())
@@ -109,7 +109,7 @@ def look_by(
         pairs_SS = gram_PGG[0]
         gram_PGG = pairs_SS.view(-1, G, len(pairs_SS) // G, G).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     check_finite("score norm", gram_PGG.diagonal(dim1=1, dim2=2))
-    rows_S = torch.cat([*blocks])
+    rows_S = torch.cat(blocks)
     order_S, order_P = rows_S.argsort(), rows_S[::G].argsort()
     return Look(
         Logps.join(outputs, order_S),

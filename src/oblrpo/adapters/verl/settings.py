@@ -6,7 +6,7 @@ With these its gradient is the one whose signal and noise are measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -93,6 +93,8 @@ RULES = (
     Rule(f"{ACTOR}.use_kl_loss", OFF, "its gradient is not in the baseline or in the signal",
          f"{ACTOR}.use_kl_loss=False and algorithm.use_kl_in_reward=True"),
     Rule(f"{ACTOR}.entropy_coeff", (0, None), "it adds the entropy's gradient"),
+    Rule("algorithm.adv_estimator", lambda value: value != "gae", "it gives each token an advantage of its own",
+         f"one of {', '.join(ESTIMATORS)}"),
     Rule("algorithm.filter_groups.enable", OFF, "selecting prompts by what was sampled changes the objective"),
     Rule("algorithm.rollout_correction.bypass_mode", OFF, "the trainer's own log-probabilities come with the scores"),
     Rule("algorithm.rollout_correction.rollout_is", UNSET, "truncated weights make every baseline biased"),
@@ -125,24 +127,21 @@ def check_config(config: Any) -> None:
         "oblr_po",
         lambda key: OmegaConf.select(config, key),
         lambda value: "null" if value is None else str(value),
+        _refused_by_size(config),
     )
-    _check_batch(config)
-    if config.algorithm.adv_estimator == "gae":
-        choice = " or ".join(ESTIMATORS)
-        raise InputError(f"oblr_po needs one advantage per completion, and gae gives each token its own; set {choice}.")
 
 
-def _check_batch(config: Any) -> None:
-    actor = config.actor_rollout_ref.actor
-    if actor.ppo_mini_batch_size != config.data.train_batch_size:
-        raise InputError(
-            f"oblr_po does not work with {ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size}: the rate is set for "
-            f"one update per batch; set it to data.train_batch_size={config.data.train_batch_size}."
+def _refused_by_size(config: Any) -> Iterator[str]:
+    actor, data = config.actor_rollout_ref.actor, config.data
+    if actor.ppo_mini_batch_size != data.train_batch_size:
+        yield (
+            f"{ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size}: the rate is set for one update per batch; set "
+            f"it to data.train_batch_size={data.train_batch_size}."
         )
     if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
-        raise InputError(
-            f"oblr_po does not work with {ACTOR}.loss_scale_factor=null: the divisor would be each micro-batch's "
-            f"longest completion; set it to data.max_response_length={config.data.max_response_length}."
+        yield (
+            f"{ACTOR}.loss_scale_factor=null: the divisor would be each micro-batch's longest completion; set it to "
+            f"data.max_response_length={data.max_response_length}."
         )
 
 
