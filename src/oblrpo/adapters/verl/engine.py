@@ -22,15 +22,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from oblrpo import estimators
-from oblrpo.adapters.shared import (
-    key_of,
-    load_schedule,
-    measured,
-    of_all_ranks,
-    rows_of_all_ranks,
-    schedule_state,
-    signal_metrics,
-)
+from oblrpo.adapters import shared
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import MODEL, Settings, read_settings
 from oblrpo.errors import InputError
@@ -52,11 +44,11 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def configure(self, settings: Settings, longest: int = 0) -> None:
         """Prepare the schedule, and rehearse; to be called once the optimizer is there, on every rank."""
-        self._settings = settings
+        self.settings = settings
         self._schedule = estimators.SNRSchedule(
             self.optimizer, settings.schedule, kl=settings.kl, low_precision=low_precision(self)
         )
-        rehearse(self, settings.exact_pairs, longest)
+        rehearse(self, longest)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
         """Do as verl does; with a look where the trainer requests scores.
@@ -81,7 +73,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         maybe_fix_3d_position_ids(data)
         self.module.train()  # activations are checkpointed in training mode only; there is no dropout
         try:
-            columns = score_rows(self, self._settings, data)
+            columns = score_rows(self, self.settings, data)
         finally:
             self.module.eval()
         return {"model_output": columns, "loss": [0.0], "metrics": {}}
@@ -120,7 +112,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             self.optimizer_zero_grad()
             self._metrics = NO_SIGNAL | {"lr_used": 0.0, "skipped": float(not differs)}
             return 0.0
-        if not self._settings.needs_moments:
+        if not self.settings.needs_moments:
             self._metrics["lr_used"] = self._schedule.learning_rates[0]
             return super().optimizer_step()
         usable = math.isfinite(norm2)
@@ -153,7 +145,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             moments, mean_length=self._batch["mean_length"], headroom=self._batch.get("headroom", math.inf)
         )
         self._metrics = {"skipped": 0.0, "lr_used": self._schedule.learning_rates[0], "lr_factor": factor}
-        self._metrics |= signal_metrics(self._schedule, moments)
+        self._metrics |= shared.signal_metrics(self._schedule, moments)
 
     def _moments(self, norm2: float) -> estimators.Moments:
         """Return signal and noise of the gradient with this squared norm.
@@ -162,7 +154,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             ValueError: the gradient is not the mean of the prompts' gradients that were measured.
         """
         group_norm2_P = torch.tensor(self._batch["group_norm2"], dtype=torch.float64)
-        every = self._settings.exact_pairs and not self._settings.calibrated  # or the norms are estimates
+        every = self.settings.exact_pairs and not self.settings.calibrated  # or the norms are estimates
         longest = float(group_norm2_P.mean())
         if norm2 > SLACK * longest and every:
             raise ValueError(
@@ -178,7 +170,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Save as verl does, with the schedule's state in a file of its own."""
         super().save_checkpoint(local_path, *args, **kwargs)
-        self._state_file(local_path).write_text(json.dumps(schedule_state(self._schedule)))
+        self._state_file(local_path).write_text(json.dumps(shared.schedule_state(self._schedule)))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load as verl does; the schedule resumes where it was."""
@@ -188,7 +180,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 f"{file} is missing: the checkpoint was written without oblr_po or with more ranks; to use its weights "
                 "alone, merge them with verl's model merger and set actor_rollout_ref.model.path to the result."
             )
-        load_schedule(self._schedule, json.loads(file.read_text()), file, "+oblrpo.schedule")
+        shared.load_schedule(self._schedule, json.loads(file.read_text()), file, "+oblrpo.schedule")
         super().load_checkpoint(local_path, *args, **kwargs)
 
 
@@ -198,21 +190,18 @@ def low_precision(engine: Any) -> bool:
 
 
 class EngineMovement:
-    """Takes log-probabilities of a subsample of the batch once more after the update.
+    """Takes log-probabilities of a subsample of the batch once more after the update; made before it.
 
-    Every rank must make it and call it: the model is sharded over them.
-
-    Args:
-        engine: the engine that updates, before its update.
-        data: the rows of this rank, padding too, with `old_log_probs`.
+    Every rank must make it and call it: the model is sharded over them. `data` are the rows of this rank, padding too.
     """
 
     def __init__(self, engine: Any, data: TensorDict) -> None:
         self._engine, self._group = engine, engine.get_data_parallel_group()
         own_S = data["response_mask"].to_padded_tensor(0).any(1).tolist()
-        keys = [key_of(ids) if own else None for ids, own in zip(data["input_ids"].unbind(), own_S, strict=True)]
-        rows, meant = measured(of_all_ranks(keys, self._group), torch.distributed.get_rank(self._group))
-        self._rows = tu.index_select_tensor_dict(data, rows)
+        rows = zip(data["input_ids"].unbind(), own_S, strict=True)
+        keys = shared.of_all_ranks([shared.key_of(ids) if own else None for ids, own in rows], self._group)
+        places, meant = shared.measured(keys, torch.distributed.get_rank(self._group))
+        self._rows = tu.index_select_tensor_dict(data, places)
         tu.assign_non_tensor(self._rows, calculate_entropy=False)
         if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows
             tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
@@ -227,7 +216,7 @@ class EngineMovement:
         In a short type it is log pi itself.
         """
         change_SC = self._token_logps_SC() - self._before_SC
-        return rows_of_all_ranks(change_SC[self._mask_SC.any(1)], self._group)
+        return shared.rows_of_all_ranks(change_SC[self._mask_SC.any(1)], self._group)
 
     @torch.no_grad()
     def _token_logps_SC(self) -> Tensor:
@@ -250,12 +239,11 @@ PROMPT, RESPONSE = 3, 5
 UNPACK = f"set {MODEL}.use_remove_padding=False."
 
 
-def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
+def rehearse(engine: Any, longest: int) -> None:
     """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
 
-    It runs before anything is sampled: what would not be exact is refused then, with its cure.
-
-    `exact_pairs`: whether exact inner products are taken; `longest`: most tokens of a row; 0: the model's context.
+    It runs before anything is sampled: what would not be exact is refused then, with its cure. `longest` is the most
+    tokens of a row; 0: the model's context.
     """
     policy, packed = Policy(engine.module, None, bf16=low_precision(engine)), engine.use_remove_padding
     with engine.eval_mode():
@@ -265,7 +253,7 @@ def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
             raise InputError(f"oblr_po takes no noise in forwards ({found}): set it to 0 in {MODEL}.override_config.")
         engine.module.eval()
     try:
-        logp_C = _log_probs(engine, 0, packed, exact_pairs)
+        logp_C = _log_probs(engine, 0)
     except UnsupportedModelError as error:
         raise InputError(f"oblr_po cannot take this model's scores: {error}{_cure(str(error), packed)}") from None
     if not packed:
@@ -275,7 +263,7 @@ def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: {names[0]} is a convolution "
             f"along tokens, as hybrids have, which runs on from one packed row to the next; {UNPACK}"
         )
-    change = float((_log_probs(engine, 1, packed, exact_pairs) - logp_C).abs().max())
+    change = float((_log_probs(engine, 1) - logp_C).abs().max())
     if not change <= (MIXES_SHORT if low_precision(engine) else MIXES):
         raise InputError(
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
@@ -292,7 +280,7 @@ def _cure(error: str, packed: bool) -> str:
     return ""
 
 
-def _log_probs(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> Tensor:
+def _log_probs(engine: Any, shift: int) -> Tensor:
     """Log-probabilities of the second row's response, after a first row of tokens that are `shift` others."""
     rows_ST = two_rows(PROMPT + RESPONSE, engine.module.config.get_text_config().vocab_size, shift)
     tensors = {
@@ -303,13 +291,13 @@ def _log_probs(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> Tens
         "response_mask": torch.ones_like(rows_ST[:, PROMPT:]),
     }
     settings = {
-        "use_remove_padding": packed,
+        "use_remove_padding": engine.use_remove_padding,
         "use_dynamic_bsz": False,
         "use_fused_kernels": False,
         "micro_batch_size_per_gpu": len(rows_ST),
         "temperature": 1.0,
         "calculate_entropy": True,
-        "oblrpo_group_size": len(rows_ST) if exact_pairs else 0,
+        "oblrpo_group_size": len(rows_ST) if engine.settings.exact_pairs else 0,
     }
     nested = {key: torch.nested.as_nested_tensor([*each], layout=torch.jagged) for key, each in tensors.items()}
     with engine.eval_mode():

@@ -24,7 +24,7 @@ from oblrpo.adapters.verl.advantages import taken_from
 from oblrpo.adapters.verl.engine import OBLRWorker
 from oblrpo.adapters.verl.prompt_rows import PADDING, PromptRows, place_on_ranks
 from oblrpo.adapters.verl.scoring import FEATURES, GRAM, SKETCH
-from oblrpo.adapters.verl.settings import ESTIMATORS, Settings, check_choice, check_config, read_settings
+from oblrpo.adapters.verl.settings import ESTIMATORS, Settings, check_config, read_settings
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy, Features
 from oblrpo.step import BaselinePass, StepBaseline
@@ -85,8 +85,7 @@ class BatchScores:
         self._own_PGT = groups.take(mask_SC.double())
         self._known_P = torch.tensor([self._chosen is None or uids[own[0]] in self._chosen for own in groups.rows_of])
         self._columns = {name: groups.take(_dense(data[name]).double()) for name in self.columns}
-        if self.exact:
-            self._columns[GRAM] = self._columns[GRAM][..., : groups.size]
+        self._gram_PGK = self._columns[GRAM][..., : groups.size] if self.exact else None
 
     @property
     def mean_length(self) -> float:
@@ -96,8 +95,8 @@ class BatchScores:
     @property
     def norm2_PG(self) -> Tensor:
         """Squared score norms; 0 where they were not requested."""
-        gram_PGK = self._columns[GRAM]
-        return gram_PGK.diagonal(dim1=1, dim2=2) if self._settings.exact_pairs else gram_PGK[..., 0]
+        assert self._gram_PGK is not None
+        return self._gram_PGK.diagonal(dim1=1, dim2=2) if self._settings.exact_pairs else self._gram_PGK[..., 0]
 
     def advantages(self, rewards_S: Tensor, baseline: BaselinePass, metrics: dict[str, float]) -> Tensor:
         """The advantage F - b of every output, in the batch's order; `metrics` gets those of the baseline."""
@@ -131,25 +130,24 @@ class BatchScores:
     ) -> dict[str, Any]:
         """What the workers need for signal and noise: the squared norm of every prompt's gradient g_i, and `own2`.
 
-        The mean of the g_i is the gradient of verl's loss; `own2` is the mean of the squared norms of prompts' own mean
-        gradients (`estimators.own_norm2`), where prompts can be counted, and `rows` their number. Where scores of some
-        prompts alone were taken, their mean stands for each of the others, which is what `estimators.moments` needs
-        of them. Nothing where no scores were taken, unless all gradients are known to be 0.
+        The mean of the g_i is the gradient of verl's loss. Where scores of some prompts alone were taken, their mean
+        stands for each of the others, which is what `estimators.moments` needs of them. Nothing where no scores were
+        taken, unless all gradients are known to be 0.
 
         Args:
             data: `advantages` and `response_mask` in the batch's order.
             scale: the factor of an output's advantage in the loss.
             rewards_PG: the rewards F; with `rows` only.
-            rows: the number of prompts to train on, where batches hold a good part of them.
+            rows: the number of prompts to train on, where they can be counted; then `own2` is `estimators.own_norm2`.
         """
         valid_PG, known_P = self.groups.valid_PG, self._known_P
         scale = scale * len(valid_PG)  # in g_i
         coef_PG = self.groups.take(_one_an_output(data)) * valid_PG * scale
         if not coef_PG.any():
             return {"group_norm2": [0.0] * len(coef_PG)}
-        if not self.exact:
+        if self._gram_PGK is None:
             return {}
-        gram_PGG = self._gram_PGG()
+        gram_PGG = self._gram_PGK if self._settings.exact_pairs else self._estimated_PGG()
         norm2_P = estimators.group_norm2(gram_PGG, coef_PG)
         norm2_P[~known_P] = norm2_P[known_P].mean()
         norms = {"group_norm2": norm2_P.tolist()}
@@ -160,27 +158,20 @@ class BatchScores:
         own2 = estimators.own_norm2(gram_PGG[known_P], rewards_PG[known_P], valid_PG[known_P])
         return norms | {"own2": own2, "rows": rows}
 
-    def _gram_PGG(self) -> Tensor:
-        """Inner products of prompts' scores; estimates of those of two outputs where `inner_products` is sketched."""
-        if self._settings.exact_pairs:
-            return self._columns[GRAM]
+    def _estimated_PGG(self) -> Tensor:
+        """Inner products of prompts' scores from sketches, but exact squared norms."""
         sketch_PGKL = self._columns[SKETCH].unflatten(2, (len(self._seeds), -1))
         gram_PGG = torch.einsum("pgkl,phkl->pgh", sketch_PGKL, sketch_PGKL) / len(self._seeds)
         return gram_PGG.diagonal_scatter(self.norm2_PG, dim1=1, dim2=2)
 
     def ledger(self, rewards_PG: Tensor, prior: estimators.Prior) -> dict[str, float]:
-        """What the noise of this batch's gradient would have been under every baseline but the token-level one.
-
-        Args:
-            rewards_PG: the rewards F.
-            prior: the prior of `oblr_shrunk`.
-        """
-        keep_P = self.groups.valid_PG.any(1)
+        """What the noise of this batch's gradient would have been under every baseline but the token-level one."""
+        assert self._gram_PGK is not None
+        keep_P, K = self.groups.valid_PG.any(1), self._gram_PGK.shape[2]
         sketches = self._columns[SKETCH][keep_P].flatten(0, 1).tensor_split(len(self._seeds), 1)
-        norm2_PG = self.norm2_PG[keep_P]
-        inputs = estimators.baseline_inputs(self._own_PGT[keep_P], norm2_PG)
-        gram_KSS = gram_of(sketches, norm2_PG.flatten())
-        ledger = ledger_of(gram_KSS, rewards_PG[keep_P], self.groups.valid_PG[keep_P], inputs, prior)
+        gram_SS = gram_of(sketches, self._gram_PGK[keep_P].reshape(-1, K, K))  # exact of prompts, or of single rows
+        inputs = estimators.baseline_inputs(self._own_PGT[keep_P], self.norm2_PG[keep_P])
+        ledger = ledger_of(gram_SS, rewards_PG[keep_P], self.groups.valid_PG[keep_P], inputs, prior)
         return {f"critic/{name}": value for name, value in ledger_metrics(ledger).items()}
 
 
@@ -191,16 +182,15 @@ def _dense(column: Tensor) -> Tensor:
 
 def _one_an_output(data: Any) -> Tensor:
     """The advantage of every output, (S,)."""
-    mask = data["response_mask"].to_padded_tensor(0).bool()
-    advantages = data["advantages"].to_padded_tensor(0).double()
-    highest = advantages.masked_fill(~mask, -torch.inf).amax(1)
-    lowest = advantages.masked_fill(~mask, torch.inf).amin(1)
-    if not torch.allclose(highest[mask.any(1)], lowest[mask.any(1)]):
+    mask_SC = data["response_mask"].to_padded_tensor(0)
+    advantage_SC = data["advantages"].to_padded_tensor(0).double() * mask_SC
+    advantage_S: Tensor = advantage_SC.sum(1) / mask_SC.sum(1).clamp(min=1)
+    if not torch.allclose(advantage_SC, advantage_S[:, None] * mask_SC):
         raise InputError(
             "trainer_mode oblr_po measures signal and noise of gradients with one advantage per completion, and "
             "algorithm.adv_estimator gives its tokens different ones; set +oblrpo.schedule=off."
         )
-    return torch.where(mask.any(1), highest, 0)
+    return advantage_S
 
 
 @register_trainer("oblr_po")
@@ -211,9 +201,8 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
     """
 
     def __init__(self, config: Any) -> None:
-        check_config(config)
         self._oblrpo = read_settings(OmegaConf.to_container(config.get("oblrpo") or OmegaConf.create({})))
-        check_choice(config, self._oblrpo)
+        check_config(config, self._oblrpo)
         with open_dict(config):
             config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # the only settings that reach the workers
             config.trainer.v1.trainer_mode = "sync"  # verl compares this name in several places
