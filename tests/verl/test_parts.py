@@ -200,7 +200,7 @@ def test_choices_that_cannot_work_with_the_rest_are_refused(config):
     check_config(changed, Settings(schedule="off"))
     changed = config.copy()
     changed.actor_rollout_ref.rollout.n = 1
-    with pytest.raises(InputError, match=r"rollout\.n to at least 2"):
+    with pytest.raises(InputError, match=r"rollout\.n=1: .* set it to at least 2"):
         check_config(changed, Settings())
     check_config(changed, EXACT)
     changed.data.train_batch_size = changed.actor_rollout_ref.actor.ppo_mini_batch_size = 1
