@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from oblrpo.adapters.shared import (
     check,
     check_version,
     finite,
+    key_of,
     load_schedule,
+    measured,
+    of_all_ranks,
     off,
+    rows_of_all_ranks,
     schedule_state,
     signal_metrics,
     with_tensors,
@@ -57,6 +62,47 @@ def test_all_that_does_not_hold_is_said_at_once(values, said):
         check(RULES, "Ours", values.get)
     assert str(raised.value) == said
     check(RULES, "Ours", {"a": 1, "b": False, "c": 5}.get)
+
+
+ROWS = [torch.tensor([[1.0, 2.0]]), torch.zeros(0, 1), torch.tensor([[3.0], [4.0]])]
+"""Of three ranks, in number and width their own."""
+
+
+def gather(rank, folder):
+    store = torch.distributed.FileStore(str(folder / "store"), len(ROWS))
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=len(ROWS))
+    torch.save((of_all_ranks({"rank": rank}), rows_of_all_ranks(ROWS[rank])), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_every_rank_gets_what_all_have(tmp_path):
+    torch.multiprocessing.spawn(partial(gather, folder=tmp_path), nprocs=len(ROWS))
+    for rank in range(len(ROWS)):
+        values, rows_SC = torch.load(tmp_path / f"{rank}.pt")
+        assert values == [{"rank": each} for each in range(len(ROWS))]
+        assert rows_SC.tolist() == [[1, 2], [3, 0], [4, 0]]
+
+
+def test_alone_one_has_one_s_own():
+    rows_SC = torch.randn(3, 4, dtype=torch.float64)
+    assert torch.equal(rows_of_all_ranks(rows_SC), rows_SC)
+    assert of_all_ranks("mine") == ["mine"]
+
+
+def test_one_row_in_four_is_measured_whichever_rank_has_it():
+    """And every rank has as many passes to make."""
+    ids = torch.randint(1000, (33, 5), generator=torch.Generator().manual_seed(0))
+    keys = [key_of(row) for row in ids]
+    assert len(set(keys)) == len(ids)
+    least = {key for key in keys if sum(other < key for other in keys) < 9}  # of 33 rows
+    for order in (torch.arange(33), torch.randperm(33, generator=torch.Generator().manual_seed(1))):
+        rows = [keys[place] for place in order] + [None] * 3
+        ranks = [rows[:12], rows[12:24], rows[24:]]
+        found = [measured(ranks, rank) for rank in range(3)]
+        assert {ranks[rank][place] for rank, (places, meant) in enumerate(found) for place in places[:meant]} == least
+        assert sum(meant for _, meant in found) == 9
+        assert {len(places) for places, _ in found} == {max(meant for _, meant in found)}
+        assert all(len(set(places)) == len(places) for places, _ in found)
 
 
 def test_baselines_and_norms_of_a_batch_with_gaps():

@@ -7,11 +7,12 @@ import torch
 
 from oblrpo.errors import DivergedError
 from oblrpo.estimators.baselines import SAMPLING, TRAINING
+from oblrpo.policy import Logps
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.step import Batch
-from oblrpo.step.look import FIRST, FIRST_PROMPTS, LEDGER, LOOK, WORK_SHARE, Looks, look
+from oblrpo.step.look import FIRST, FIRST_PROMPTS, LEDGER, LOOK, WORK_SHARE, Looks, look, look_by
 
 P, G, LONGEST = 5, 4, 6
 PROMPTS = ["a", "bcd", "ef", "ghij", "k"]
@@ -66,6 +67,32 @@ def test_pairs_across_prompts(policy, sequences):
     for estimate_SS in one.estimates_SS:
         assert (estimate_SS - pairs_SS).norm() < 0.5 * pairs_SS.norm()
         assert (estimate_SS - pairs_SS).norm() > 0
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_any_forward_will_do_and_idle_passes_count_for_nothing(group_size):
+    """Blocks in any order, of any width; ranks that share a model make as many passes each."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    input_SK, passes = torch.randn(10, 3, dtype=torch.float64), []
+
+    def forward(rows_S):
+        passes.append(rows_S.tolist())
+        logp_S, width = model(input_SK[rows_S])[:, 0], len(rows_S)
+        token_SC = logp_S[:, None].expand(-1, width)
+        own_SC = (torch.arange(width) < 2).long().expand(width, -1)
+        return logp_S, Logps(logp_S, token_SC, token_SC.detach(), token_SC.detach(), own_SC), None
+
+    blocks = [torch.tensor([4, 5, 2, 3]), torch.tensor([6, 7, 8, 9]), torch.tensor([0, 1])]
+    seen = look_by(model, forward, blocks, group_size, idle=2)
+    assert passes == [block.tolist() for block in (*blocks, blocks[-1], blocks[-1])]
+    logp_S = model(input_SK)[:, 0]
+    score_SN = torch.stack([torch.cat([g.flatten() for g in row]) for row in oracle.scores(model, logp_S)])
+    score_PGN = score_SN.unflatten(0, (-1, group_size))
+    torch.testing.assert_close(seen.gram_PGG, score_PGN @ score_PGN.mT, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(seen.logps.logps_S, logp_S.detach(), rtol=1e-12, atol=0)
+    two_SC = torch.nn.functional.pad(logp_S.detach()[:, None].expand(-1, 2), (0, 2))
+    torch.testing.assert_close(seen.logps.token_logps_SC, two_SC, rtol=1e-12, atol=0)
 
 
 def test_a_broken_policy_is_named(policy, sequences):

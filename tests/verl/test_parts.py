@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,11 +18,11 @@ from verl.workers.engine.base import EngineRegistry
 from oblrpo import estimators
 from oblrpo.adapters.shared import check_version
 from oblrpo.adapters.verl import KNOWN_VERSIONS
-from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
+from oblrpo.adapters.verl.advantages import taken_from
 from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
-from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
-from oblrpo.adapters.verl.settings import RULES, Settings, check_choice, check_config, read_settings
+from oblrpo.adapters.verl.scoring import FEATURES, GRAM, SKETCH
+from oblrpo.adapters.verl.settings import RULES, Settings, check_config, read_settings
 from oblrpo.adapters.verl.trainer import BatchScores, _rows
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy
@@ -89,8 +90,8 @@ def test_prompts_that_do_not_fit_are_reported():
         ({"schedule": "kl"}, "oblrpo: schedule is .kl.; choose one of: auto"),
         ({"score_norms": "guessed"}, "oblrpo: score_norms is .guessed.; choose one of"),
         ({"calibration_steps": 0}, "calibration_steps is 0; it must be a finite number of at least 1"),
-        ({"calibration_share": 0.0}, "oblrpo.calibration_share"),
-        ({"kl": 0.0}, "oblrpo.kl"),
+        ({"calibration_share": 0.0}, "calibration_share is 0.0; it must be between"),
+        ({"kl": 0.0}, "kl is 0.0; it must be a finite number of at least"),
         ({"schedule": "fast"}, "oblrpo: schedule is .fast.; choose one of"),
         ({"inner_products": "none"}, "oblrpo: inner_products is .none.; choose one of"),
         ({"kl": "much"}, "oblrpo: kl is 'much', but it must be a number"),
@@ -131,7 +132,7 @@ def config():
 
 
 def test_the_documented_block_is_accepted(config):
-    check_config(config)
+    check_config(config, Settings())
 
 
 WRONG = {
@@ -178,37 +179,37 @@ def test_settings_that_change_the_gradient_are_refused_by_name(config, key):
             changed.actor_rollout_ref.actor.fsdp_config.mixed_precision = {}
         OmegaConf.update(changed, key, WRONG[key])
     with pytest.raises(InputError, match=key.rsplit(".", 1)[-1] if WRONG[key] != "gae" else "gae"):
-        check_config(changed)
+        check_config(changed, Settings())
 
 
 def test_a_loss_scaled_by_the_longest_output_is_refused(config):
     changed = config.copy()
     changed.actor_rollout_ref.actor.loss_agg_mode = "seq-mean-token-sum-norm"
     with pytest.raises(InputError, match="loss_scale_factor"):
-        check_config(changed)
+        check_config(changed, Settings())
     changed.actor_rollout_ref.actor.loss_scale_factor = 1024
-    check_config(changed)
+    check_config(changed, Settings())
 
 
 def test_choices_that_cannot_work_with_the_rest_are_refused(config):
-    check_choice(config, Settings())
+    check_config(config, Settings())
     changed = config.copy()
     changed.actor_rollout_ref.actor.optim.optimizer = "Adafactor"
     with pytest.raises(InputError, match="Adafactor makes its own"):
-        check_choice(changed, Settings())
-    check_choice(changed, Settings(schedule="off"))
+        check_config(changed, Settings())
+    check_config(changed, Settings(schedule="off"))
     changed = config.copy()
     changed.actor_rollout_ref.rollout.n = 1
-    with pytest.raises(InputError, match=r"rollout\.n to at least 2"):
-        check_choice(changed, Settings())
-    check_choice(changed, EXACT)
-    changed.data.train_batch_size = 1
-    with pytest.raises(InputError, match="train_batch_size"):
-        check_choice(changed, Settings())
+    with pytest.raises(InputError, match=r"rollout\.n=1: .* set it to at least 2"):
+        check_config(changed, Settings())
+    check_config(changed, EXACT)
+    changed.data.train_batch_size = changed.actor_rollout_ref.actor.ppo_mini_batch_size = 1
+    with pytest.raises(InputError, match=r"- data\.train_batch_size=1: one prompt's gradient"):
+        check_config(changed, Settings())
 
 
 def batch(seed=0):
-    """Rewards, mask, uids and norms of 3 prompts x 4 outputs in random order, with 2 rows of padding."""
+    """Rewards, mask and uids of 3 prompts x 4 outputs in random order, with 2 rows of padding."""
     generator = torch.Generator().manual_seed(seed)
     uids = [f"{prompt}" for prompt in range(3) for _ in range(4)] + ["pad", "pad"]
     order = torch.randperm(14, generator=generator).tolist()
@@ -218,23 +219,25 @@ def batch(seed=0):
     mask[[row for row, uid in enumerate(uids) if uid == "pad"]] = 0
     rewards = torch.zeros(14, 5)
     rewards[torch.arange(14), length_S - 1] = torch.rand(14, generator=generator)
-    rewards *= mask
-    return rewards, mask, uids, torch.rand(14, generator=generator).double() * (mask.sum(1) > 0)
+    return rewards * mask, mask, uids
 
 
 @pytest.mark.parametrize(("name", "baseline"), [("oblr_po", "oblr"), ("oblr_po_shrunk", "oblr_shrunk")])
 def test_advantages_are_those_of_our_own_functions(name, baseline):
     """Two batches one after the other, as our own trainer takes them."""
-    ours, theirs = estimators.Prior(), StepBaseline(baseline)
+    ours, theirs, metrics = estimators.Prior(), StepBaseline(baseline), {}
     for seed in (0, 1):
-        rewards, mask, uids, norm2_S = batch(seed)
+        rewards, mask, uids = batch(seed)
+        made, score_SN, *_ = products(EXACT, 3, seed)
         first = theirs.begin()
-        with handed_over(EstimatorInputs(norm2_S, first)):
-            advantages, _ = get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
+        with taken_from(partial(made.advantages, baseline=first, metrics=metrics)):
+            advantages, _ = get_adv_estimator_fn(name)(
+                token_level_rewards=rewards, response_mask=mask, index=uids, config=None
+            )
         theirs.end_step(first)
         prompts = list(dict.fromkeys(uid for uid in uids if uid != "pad"))
         rows_PG = torch.tensor([[row for row, uid in enumerate(uids) if uid == prompt] for prompt in prompts])
-        rewards_PG, norm2_PG = rewards.double().sum(1)[rows_PG], norm2_S[rows_PG]
+        rewards_PG, norm2_PG = rewards.double().sum(1)[rows_PG], score_SN.square().sum(1)[rows_PG]
         baseline_PG = estimators.baseline(baseline, rewards_PG, norm2_PG=norm2_PG, prior=ours)
         ours.observe(rewards_PG, norm2_PG)
         ours.next_step()
@@ -242,12 +245,14 @@ def test_advantages_are_those_of_our_own_functions(name, baseline):
         expected[rows_PG] = rewards_PG - baseline_PG
         assert torch.allclose(advantages.double(), expected[:, None] * mask, atol=1e-6)
         assert expected.abs().max() > 0.1
+        assert metrics["critic/baseline/mean"] == pytest.approx(float(baseline_PG.mean()), rel=1e-6)
+        assert metrics["critic/score_norm2/mean"] == pytest.approx(float(norm2_PG.mean()), rel=1e-6)
 
 
 def test_the_estimators_refuse_a_trainer_that_takes_no_norms():
-    rewards, mask, uids, _ = batch()
+    rewards, mask, uids = batch()
     with pytest.raises(InputError, match="trainer_mode=oblr_po"):
-        get_adv_estimator_fn("oblr_po")(rewards, mask, index=uids, config=None)
+        get_adv_estimator_fn("oblr_po")(token_level_rewards=rewards, response_mask=mask, index=uids, config=None)
 
 
 CALIBRATED = Settings(calibration_steps=5, calibration_share=0.5)
@@ -267,7 +272,7 @@ def test_norms_are_exact_when_they_are_due_and_of_prompts_chosen_by_uid_alone():
     assert [step for step, made in asked.items() if made.exact] == [1, 5, 10]
     assert asked[1].requests()["oblrpo_prompts"] == ("0", "1")
     assert asked[2].columns == [FEATURES]
-    assert asked[5].columns == [FEATURES, NORM2, GRAM]
+    assert asked[5].columns == [FEATURES, GRAM]
     due = BatchScores(replace(CALIBRATED, ledger_steps=3), 3, 2, uids)  # the ledger is of the whole batch
     assert due.exact
     assert due.requests()["oblrpo_prompts"] is None
@@ -276,19 +281,16 @@ def test_norms_are_exact_when_they_are_due_and_of_prompts_chosen_by_uid_alone():
 def test_calibrated_weights_know_nothing_of_the_other_outputs_of_the_batch():
     """Which is why leave-one-out leaves the gradient unbiased: they are fixed before this batch's norms are seen."""
     proxy = CalibratedProxy()
-    made, score_SN, _, uids = products(CALIBRATED, 5)
-    before_S = made.weight_S(proxy)
-    assert (before_S > 0).tolist() == [
-        not uid.startswith("pad") and bool(row.any()) for uid, row in zip(uids, score_SN, strict=True)
-    ]
-    changed = made._features.clone()
-    made._features[3] *= 2  # another output's
-    others = [row for row in range(14) if row != 3]
-    assert torch.equal(made.weight_S(proxy)[others], before_S[others])
-    made._features = changed
+    made, *_ = products(CALIBRATED, 5)
+    before_PG = made.weight_PG(proxy)
+    assert (before_PG > 0).all()
+    made._columns[FEATURES][1, 2] *= 2  # another output's
+    changed_PG = made.weight_PG(proxy) != before_PG
+    assert changed_PG.nonzero().tolist() == [[1, 2]]
+    made._columns[FEATURES][1, 2] /= 2
     made.teach(proxy)
     assert proxy.observed == 4 * 2  # of two prompts in three
-    assert not torch.equal(made.weight_S(proxy), before_S)
+    assert not torch.equal(made.weight_PG(proxy), before_PG)
 
 
 def test_prompts_that_were_not_scored_are_taken_for_the_mean_of_those_that_were():
@@ -315,15 +317,17 @@ def test_without_norms_nothing_is_said_of_gradients_but_that_none_is_none():
 
 def products(settings, step, seed=0):
     """BatchScores of a batch of random scores, and what it was made of."""
-    _, mask, uids, _ = batch(seed)
+    _, mask, uids = batch(seed)
     score_SN = torch.randn(14, 30, generator=torch.Generator().manual_seed(seed)).double() * (mask.sum(1) > 0)[:, None]
     made = BatchScores(settings, step, 4, uids)
-    gram = torch.zeros(14, 4, dtype=torch.float64)
-    for rows in PromptRows(uids).rows_of:
-        gram[rows, : len(rows)] = score_SN[rows] @ score_SN[rows].T
+    gram = score_SN.square().sum(1, keepdim=True)
+    if settings.exact_pairs:
+        gram = torch.zeros(14, 5, dtype=torch.float64)  # one output more was requested than any prompt has
+        for rows in PromptRows(uids).rows_of:
+            gram[rows, : len(rows)] = score_SN[rows] @ score_SN[rows].T
     sketches = torch.cat([score_SN, score_SN], 1).float()  # not compressed at all
     masks = nested([row[: max(1, int(row.sum()))] for row in mask])
-    columns = {NORM2: score_SN.square().sum(1), GRAM: gram, SKETCH: sketches, FEATURES: features(mask, seed)}
+    columns = {GRAM: gram, SKETCH: sketches, FEATURES: features(mask, seed)}
     data = {key: columns[key] for key in made.columns} | {"uid": uids, "response_mask": masks}
     made.take(tu.get_tensordict(data, {}))
     return made, score_SN, masks, uids
@@ -388,11 +392,9 @@ def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_produ
     settings = replace(EXACT, ledger_steps=5)
     assert [step for step in range(1, 12) if BatchScores(settings, step, 4).takes_ledger] == [1, 5, 10]
     assert not BatchScores(Settings(), 1, 4).takes_ledger
-    made, score_SN, masks, uids = products(settings, 5)
-    rewards, mask, uids, _ = batch(0)
-    nested_rewards = nested([row[: max(1, int(m.sum()))] for row, m in zip(rewards, mask, strict=True)])
-    data = tu.get_tensordict({"rm_scores": nested_rewards, "response_mask": masks}, {})
-    metrics = made.ledger(data, "rm_scores", estimators.Prior())
+    made, score_SN, *_ = products(settings, 5)
+    rewards, _, uids = batch(0)
+    metrics = made.ledger(made.groups.take(rewards.double().sum(1)), estimators.Prior())
     rows = torch.tensor(PromptRows(uids).rows_of)
     gram_SS = score_SN[rows.flatten()] @ score_SN[rows.flatten()].T
     rewards_PG = rewards.double().sum(1)[rows]
@@ -455,8 +457,9 @@ def test_the_launch_script_gives_settings_that_verl_knows_and_we_accept(tmp_path
     assert module == "verl.trainer.main_ppo"
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides)
-    check_config(config)
-    assert read_settings(OmegaConf.to_container(config.oblrpo)).schedule == "debiased"
+    settings = read_settings(OmegaConf.to_container(config.oblrpo))
+    check_config(config, settings)
+    assert settings.schedule == "debiased"
     assert config.trainer.total_epochs == 2
     assert config.actor_rollout_ref.actor.optim.optimizer == "SGD"
 

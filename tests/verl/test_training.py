@@ -144,11 +144,11 @@ def test_baseline_and_rate_of_the_first_step_are_those_of_our_own_functions(kill
         [torch.cat([g.flatten() for g in oracle.scores(model, logps(model, [row]))[0]]) for row in rows]
     )
     norm2_S = score_SN.square().sum(1)
-    found_S = torch.stack([each.reshape(()) for each in batch["oblrpo_norm2"]])
-    assert ((found_S - norm2_S).abs() / norm2_S).max() <= 1e-5
-
     groups = PromptRows(batch["uid"])
     assert groups.row_PG.shape == (16, 8)
+    found_S = groups.put(groups.take(torch.stack(batch["oblrpo_gram"])).diagonal(dim1=1, dim2=2))
+    assert ((found_S - norm2_S).abs() / norm2_S).max() <= 1e-5
+
     rewards_PG = groups.take(torch.stack([each.double().sum() for each in batch["rm_scores"]]))
     prior = estimators.Prior()
     baseline_PG = estimators.baseline("oblr_shrunk", rewards_PG, norm2_PG=groups.take(norm2_S), prior=prior)

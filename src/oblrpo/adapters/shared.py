@@ -1,7 +1,8 @@
 """What both adapters have.
 
-Requirements on another library, each with its reason and its fix; an update's metrics, by the names that `oblrpo train`
-gives them; states as somebody else's checkpoint can hold them, as JSON beside its own files.
+Requirements on another library, each with its reason and its fix; what ranks tell each other; an update's metrics, by
+the names that `oblrpo train` gives them; states as somebody else's checkpoint can hold them, as JSON beside its own
+files. The squared norm of gradients that are sharded over ranks is `estimators.squared_norm`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from operator import not_
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from oblrpo import estimators
 from oblrpo.errors import InputError
+from oblrpo.estimators import ONE_IN
 
 off = not_
 """The requirement that a setting is empty, 0 or False, whichever of them its type has."""
@@ -79,6 +83,48 @@ def check(
         raise InputError(f"{trainer} does not work with {refusals[0]}")
     if refusals:
         raise InputError("\n- ".join([f"{trainer} does not work with {len(refusals)} settings:", *refusals]))
+
+
+def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
+    """This value of every rank of a process group, in their order; alone in its list where none is initialised."""
+    if not torch.distributed.is_initialized():
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(values, value, group=group)
+    return values
+
+
+def rows_of_all_ranks(rows_SC: Tensor, group: Any = None) -> Tensor:
+    """The rows of all ranks below each other, as wide as the widest, with 0 behind the others; the same on each.
+
+    Ranks may have any number of rows, of any width. Where no process group is initialised they are this rank's own.
+    """
+    parts = of_all_ranks(rows_SC.cpu(), group)
+    width = max(part.shape[1] for part in parts)
+    padded = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
+    return torch.cat(padded).to(rows_SC.device)
+
+
+def key_of(ids: Tensor) -> int:
+    """A number by which a row is known from its tokens."""
+    return zlib.crc32(ids.long().cpu().numpy().tobytes())
+
+
+def measured(keys: Sequence[Sequence[int | None]], rank: int) -> tuple[list[int], int]:
+    """This rank's rows of those that are measured, then others, so that all ranks have as many, and how many are meant.
+
+    One row of `ONE_IN` is meant, over all ranks, those of the least keys: which rank has a row may be chance.
+
+    Args:
+        keys: of every rank's rows (`of_all_ranks`), by what the row says (`key_of`); None for padding.
+        rank: whose rows.
+    """
+    own_keys = sorted(key for row in keys for key in row if key is not None)
+    last = own_keys[math.ceil(len(own_keys) / ONE_IN) - 1]
+    meant = [[place for place, key in enumerate(row) if key is not None and key <= last] for row in keys]
+    mine, most = meant[rank], max(map(len, meant))
+    others = [place for place in range(len(keys[rank])) if place not in mine]
+    return [*mine, *others[: most - len(mine)]], len(mine)
 
 
 def finite(value: float) -> float:

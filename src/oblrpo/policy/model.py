@@ -61,6 +61,18 @@ class Logps:
         """Return the same without a graph."""
         return replace(self, logps_S=self.logps_S.detach(), token_logps_SC=self.token_logps_SC.detach())
 
+    @classmethod
+    def join(cls, blocks: Sequence[Logps], order_S: Tensor) -> Logps:
+        """The results of several forwards in this order of their rows; 0 where no token is the policy's own."""
+        width = max(block.own_SC.shape[1] for block in blocks)
+
+        def joined(name: str) -> Tensor:
+            parts = [getattr(block, name).masked_fill(block.own_SC == 0, 0) for block in blocks]
+            return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])[order_S]
+
+        names = ("token_logps_SC", "entropy_SC", "logit_norm2_SC", "own_SC")
+        return cls(torch.cat([block.logps_S for block in blocks])[order_S], *map(joined, names))
+
 
 @dataclass(frozen=True)
 class Policy:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from oblrpo import estimators
 from oblrpo.errors import check_finite
@@ -70,6 +70,64 @@ class Look:
         return gram_of(self.sketches, self.gram_PGG) if self.pairs_SS is None else self.pairs_SS
 
 
+Forward = Callable[[Tensor], tuple[Tensor, Logps, Tensor | None]]
+"""What a look asks of some rows: the numbers whose gradients are their scores, (S,) and differentiable; what the
+forward says of their tokens; and, where rows are packed, the `sequence_ids` of `ScoreTape.record`."""
+
+
+def look_by(
+    model: nn.Module,
+    forward: Forward,
+    blocks: list[Tensor],
+    group_size: int,
+    sketches: Sequence[Sketch] = (),
+    all_pairs: bool = False,
+    idle: int = 0,
+) -> Look:
+    """Take the scores of rows by any forward of the model, in one forward and backward of whole groups at a time.
+
+    Args:
+        model: the model whose parameters' scores they are.
+        forward: runs the model over some of the rows.
+        blocks: the rows that go through the model together, each row once; G neighbours are a prompt's. The look has
+            them in ascending order.
+        group_size: G; of 1, only squared norms are taken.
+        sketches: for inner products across prompts.
+        all_pairs: whether inner products of all pairs are taken, from a single block.
+        idle: passes more, over the last block, that count for nothing: the ranks that share a model which FSDP2 has
+            sharded must make as many passes each.
+
+    Raises:
+        DivergedError: a log-probability or a score norm is NaN or infinite.
+        UnsupportedModelError: as `ScoreTape` says.
+    """
+    G, tape, outputs, grams = group_size, ScoreTape(model, "streamed"), list[Logps](), list[Tensor]()
+    sketched = list[list[Tensor]]()
+    for rows_S in blocks + blocks[-1:] * idle:
+        with tape:
+            scored_S, logps, sequence_ids = forward(rows_S)
+            check_finite("log-probability", scored_S.detach())
+            gram = len(scored_S) if all_pairs else G
+            tape.record(scored_S, sequence_ids=sequence_ids, gram=gram, sketches=sketches)
+        if len(outputs) < len(blocks):
+            outputs.append(logps.detached())
+            grams.append(tape.gram())
+            sketched.append([tape.sketch(*spec) for spec in sketches])
+    gram_PGG, pairs_SS = torch.cat(grams), None
+    if all_pairs:
+        pairs_SS = gram_PGG[0]
+        gram_PGG = pairs_SS.view(-1, G, len(pairs_SS) // G, G).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    check_finite("score norm", gram_PGG.diagonal(dim1=1, dim2=2))
+    rows_S = torch.cat(blocks)
+    order_S, order_P = rows_S.argsort(), rows_S[::G].argsort()
+    return Look(
+        Logps.join(outputs, order_S),
+        gram_PGG[order_P],
+        tuple(torch.cat(parts)[order_S] for parts in zip(*sketched, strict=True)),
+        pairs_SS,
+    )
+
+
 def look(
     policy: Policy,
     sequences: Sequences,
@@ -80,7 +138,7 @@ def look(
     token_weight_SC: Tensor | None = None,
     all_pairs: bool = False,
 ) -> Look:
-    """Take the scores of completions, in one forward and backward of whole groups at a time.
+    """Take the scores of completions (`look_by`).
 
     Args:
         policy: the policy whose scores they are.
@@ -91,46 +149,21 @@ def look(
         sketch_seed: the seed of two sketches, for inner products across prompts; none are taken if None.
         token_weight_SC: weights m of single tokens: scores are then the gradients of sum_t m_t log pi(o_t).
         all_pairs: whether inner products of all pairs are taken, from a single micro-batch.
-
-    Raises:
-        DivergedError: a log-probability or a score norm is NaN or infinite.
-        UnsupportedModelError: as `ScoreTape` says.
     """
-    G, S = group_size, sequences.count
-    groups = [torch.arange(S // G, device=sequences.ids_ST.device)] if all_pairs else micro_batches.of(sequences, G)
-    blocks = [rows_of(block_P, G) for block_P in groups]
-    tape, specs = ScoreTape(policy.model, "streamed"), [] if sketch_seed is None else sketches_of(sketch_seed)
-    outputs, grams, sketches = list[Logps](), list[Tensor](), list[list[Tensor]]()
-    for rows_S in blocks:
+
+    def forward(rows_S: Tensor) -> tuple[Tensor, Logps, None]:
         part = sequences.at(rows_S)
-        with tape:
-            logps = policy.logps(part, temperature)
-            scored_S = logps.logps_S
-            if token_weight_SC is not None:
-                weight_SC = token_weight_SC[rows_S, : part.own_SC.shape[1]].to(scored_S)
-                scored_S = (logps.token_logps_SC * weight_SC * part.own_SC).sum(1)
-            check_finite("log-probability", scored_S.detach())
-            tape.record(scored_S, gram=S if all_pairs else G, sketches=specs)
-        outputs.append(logps.detached())
-        grams.append(tape.gram())
-        sketches.append([tape.sketch(*spec) for spec in specs])
-    gram, pairs_SS = torch.cat(grams), None
-    if all_pairs:
-        pairs_SS = gram[0]
-        gram = pairs_SS.view(S // G, G, S // G, G).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    check_finite("score norm", gram.diagonal(dim1=1, dim2=2))
-    order_P, order_S = torch.cat(groups).argsort(), torch.cat(blocks).argsort()
-    by_token = {
-        name: sequences.by_token(blocks, [getattr(each, name) for each in outputs])
-        for name in ("token_logps_SC", "entropy_SC", "logit_norm2_SC")
-    }
-    logps_S = torch.cat([each.logps_S for each in outputs])[order_S]
-    return Look(
-        Logps(logps_S, **by_token, own_SC=sequences.own_SC),
-        gram[order_P],
-        tuple(torch.cat(parts)[order_S] for parts in zip(*sketches, strict=True)),
-        pairs_SS,
-    )
+        logps = policy.logps(part, temperature)
+        if token_weight_SC is None:
+            return logps.logps_S, logps, None
+        weight_SC = token_weight_SC[rows_S, : part.own_SC.shape[1]].to(logps.logps_S)
+        return (logps.token_logps_SC * weight_SC * part.own_SC).sum(1), logps, None
+
+    P, device = sequences.count // group_size, sequences.ids_ST.device
+    groups = [torch.arange(P, device=device)] if all_pairs else micro_batches.of(sequences, group_size)
+    blocks = [rows_of(block_P, group_size) for block_P in groups]
+    sketches = [] if sketch_seed is None else sketches_of(sketch_seed)
+    return look_by(policy.model, forward, blocks, group_size, sketches, all_pairs)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-from oblrpo.adapters.verl.scoring import NORM2
+from oblrpo.adapters.verl.scoring import GRAM
 from oblrpo.adapters.verl.trainer import OBLRTrainer
 
 _update_actor = OBLRTrainer._update_actor
@@ -14,7 +14,7 @@ _update_actor = OBLRTrainer._update_actor
 
 def _and_dump(self, batch, metrics):
     if self.global_steps == 1:
-        fields = ["uid", "prompts", "responses", "response_mask", "rm_scores", "advantages", NORM2]
+        fields = ["uid", "prompts", "responses", "response_mask", "rm_scores", "advantages", GRAM]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         columns = {key: [row.clone() for row in data[key].unbind()] for key in fields[1:]}
         torch.save({"uid": [str(uid) for uid in tu.get(data, "uid")], **columns}, os.environ["OBLRPO_TEST_DUMP"])

@@ -19,8 +19,10 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizer
 from verl.workers.utils.losses import ppo_loss
 
 from oblrpo import estimators
-from oblrpo.adapters.verl.engine import OBLREngine, key_of, measured
+from oblrpo.adapters.shared import key_of, measured
+from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
+from oblrpo.adapters.verl.scoring import FEATURES
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.adapters.verl.trainer import BatchScores
 from oblrpo.estimators.measured_rate import BEGIN
@@ -111,7 +113,7 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
 
     true_logps_S = logps(truth, rows)
     score_SN = torch.stack([torch.cat([g.flatten() for g in row]) for row in oracle.scores(truth, true_logps_S)])
-    result = {"norm2": max_relative(products.norm2_S, score_SN.square().sum(1))}
+    result = {"norm2": max_relative(products.groups.put(products.norm2_PG), score_SN.square().sum(1))}
     sums = [
         (row_logps(row, each) - logp).abs().item()
         for row, each, logp in zip(rows, log_probs, true_logps_S, strict=True)
@@ -120,9 +122,7 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
 
     groups = PromptRows([row["uid"] for row in rows])
     rewards_PG = groups.take(torch.rand(len(rows), generator=torch.Generator().manual_seed(3)).double())
-    baseline_PG = estimators.baseline(
-        "oblr", rewards_PG, norm2_PG=groups.take(products.norm2_S), valid_PG=groups.valid_PG
-    )
+    baseline_PG = estimators.baseline("oblr", rewards_PG, norm2_PG=products.norm2_PG, valid_PG=groups.valid_PG)
     advantage_S = groups.put(torch.where(groups.valid_PG, rewards_PG - baseline_PG, 0))
     for row, advantage in zip(rows, advantage_S.tolist(), strict=True):
         row["advantage"] = torch.tensor(advantage)
@@ -344,17 +344,18 @@ def calibrated(folder, settings, packed=False):
     true_logps_S = logps(truth, rows)
     norm2_S = torch.stack([sum(g.square().sum() for g in row) for row in oracle.scores(truth, true_logps_S)])
     known_S = products.groups.put(products._known_P[:, None].expand_as(products.groups.valid_PG).double()).bool()
-    found = {"norm2": max_relative(products.norm2_S[known_S], norm2_S[known_S])}
-    found["others"] = float(products.norm2_S[~known_S].abs().sum())
+    got_S = products.groups.put(products.norm2_PG)
+    found = {"norm2": max_relative(got_S[known_S], norm2_S[known_S])}
+    found["others"] = float(got_S[~known_S].abs().sum())
     found["chosen"] = int(products._known_P.sum())
-    true_SK = torch.stack([features_of(truth, row) for row in rows])
-    found["features"] = float(((products._features - true_SK).abs() / (1 + true_SK.abs())).max())
-    proxy = CalibratedProxy()
-    before_S = products.weight_S(proxy)
-    found["begins"] = relative(before_S, true_SK[:, 0] ** 1.6)
+    true_PGK = products.groups.take(torch.stack([features_of(truth, row) for row in rows]))
+    found["features"] = float(((products._columns[FEATURES] - true_PGK).abs() / (1 + true_PGK.abs())).max())
+    proxy, valid_PG = CalibratedProxy(), products.groups.valid_PG
+    before_PG = products.weight_PG(proxy)
+    found["begins"] = relative(before_PG[valid_PG], true_PGK[..., 0][valid_PG] ** 1.6)
     products.teach(proxy)
-    found["taught"] = proxy.observed - int((products.groups.valid_PG & products._known_P[:, None]).sum())
-    found["learned"] = float((products.weight_S(proxy) - before_S).abs().max())
+    found["taught"] = proxy.observed - int((valid_PG & products._known_P[:, None]).sum())
+    found["learned"] = float((products.weight_PG(proxy) - before_PG).abs().max())
     # A step without norms: no moments, and yet an update.
     quiet, _ = scored(engine, settings, rows, packed, step=3)
     for row in rows:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,14 +22,13 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from oblrpo import estimators
-from oblrpo.adapters.shared import load_schedule, schedule_state, signal_metrics
+from oblrpo.adapters import shared
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import MODEL, Settings, read_settings
 from oblrpo.errors import InputError
-from oblrpo.estimators import ONE_IN
 from oblrpo.policy import Policy
 from oblrpo.policy.rehearsal import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
-from oblrpo.scores import ScoreTape, UnsupportedModelError
+from oblrpo.scores import UnsupportedModelError
 from oblrpo.step.flow import NO_SIGNAL
 
 VENDOR = "oblrpo"
@@ -44,34 +40,27 @@ SLACK = 1.1
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
 class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """The engine `FSDPEngineWithLMHead` with score norms and a rate that follows the signal-to-noise ratio.
-
-    It takes scores in its pass for log-probabilities, and sets the rate of every update.
-    """
-
-    _scoring = False
-    _group_norm2_P: torch.Tensor | None = None
-    _batch: Mapping[str, Any] = MappingProxyType({})
+    """The engine `FSDPEngineWithLMHead` with looks at scores and a rate that follows the signal-to-noise ratio."""
 
     def configure(self, settings: Settings, longest: int = 0) -> None:
-        """Prepare tape and schedule, and rehearse; to be called once the optimizer is there, on every rank."""
-        self._settings = settings
-        self._tape = ScoreTape(self.module, "streamed")
+        """Prepare the schedule, and rehearse; to be called once the optimizer is there, on every rank."""
+        self.settings = settings
         self._schedule = estimators.SNRSchedule(
             self.optimizer, settings.schedule, kl=settings.kl, low_precision=low_precision(self)
         )
-        rehearse(self, settings.exact_pairs, longest)
+        rehearse(self, longest)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
-        """Do as verl does; scores that the trainer requests come with the log-probabilities.
+        """Do as verl does; with a look where the trainer requests scores.
 
-        Features that it requests come from verl's own pass, and scores then from one more over some prompts' rows.
+        Features that it requests come from verl's own pass, and the look is then one more over some prompts' rows.
         """
         scores = tu.get_non_tensor_data(data, "oblrpo_score", False)
         if not tu.get_non_tensor_data(data, "oblrpo_features", False):
             return self.score(data) if scores else super().infer_batch(data, loss_function)
         tu.assign_non_tensor(data, calculate_sum_pi_squared=True)
         output = super().infer_batch(data, loss_function)
+        tu.assign_non_tensor(data, calculate_sum_pi_squared=False)
         columns = output["model_output"]
         columns[FEATURES] = forward_features(columns, data)
         del columns[SUM_PI2]
@@ -80,23 +69,21 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return output
 
     def score(self, data: TensorDict) -> dict[str, Any]:
-        """Take scores of these rows, and log-probabilities and entropy with them."""
+        """Look at these rows; log-probabilities and entropy come with their scores."""
         maybe_fix_3d_position_ids(data)
-        self._scoring = True
         self.module.train()  # activations are checkpointed in training mode only; there is no dropout
         try:
-            columns = score_rows(self, self._tape, self._settings, data)
+            columns = score_rows(self, self.settings, data)
         finally:
-            self._scoring = False
             self.module.eval()
         return {"model_output": columns, "loss": [0.0], "metrics": {}}
 
     def prepare_model_outputs(
         self, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
     ) -> Any:
-        """Do as verl does, but keep no graph of the entropy while scores are taken."""
+        """Do as verl does, but keep no graph of the entropy, of which nothing takes a gradient."""
         arguments = (output, output_args, micro_batch, logits_processor_func)
-        if not self._scoring:
+        if not (torch.is_grad_enabled() and tu.get_non_tensor_data(micro_batch, "calculate_entropy", False)):
             return super().prepare_model_outputs(*arguments)
         tu.assign_non_tensor(micro_batch, calculate_entropy=False)
         result = super().prepare_model_outputs(*arguments)
@@ -106,20 +93,11 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return result
 
     def train_batch(self, data: TensorDict, loss_function: Any) -> Any:
-        """Train as verl does, with the rate set just before the step; the metrics say what it was set from.
-
-        Raises:
-            ValueError: the trainer did not say how long the prompts' gradients are.
-        """
-        self._batch = batch = json.loads(tu.get_non_tensor_data(data, "oblrpo_batch", None) or "{}")
-        group_norm2 = batch.get("group_norm2")
-        measured = self._settings.needs_moments and batch.get("differs", True)
-        if measured and group_norm2 is None and not self._settings.calibrated:
-            raise ValueError("oblrpo: an update without its prompts' squared gradient norms; was another trainer used?")
-        if measured and self._schedule.measures_updates:
-            self._movement = EngineMovement(self, data)
-        self._group_norm2_P = None if group_norm2 is None else torch.tensor(group_norm2, dtype=torch.float64)
+        """Train as verl does, with the rate set just before the step; the metrics say what it was set from."""
+        self._batch: dict[str, Any] = json.loads(data["oblrpo_batch"])  # the trainer's facts
         self._metrics: dict[str, float] = {}
+        if self._batch["differs"] and self._schedule.measures_updates:
+            self._movement = EngineMovement(self, data)
         outputs = super().train_batch(data, loss_function)
         outputs["metrics"].update({key: [value] for key, value in self._metrics.items()})  # verl averages lists
         return outputs
@@ -129,12 +107,12 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
         Where no reward differs from another, or the gradient is 0, no step is made: weights and optimizer stay.
         """
-        if not self._batch.get("differs", True):
-            return self._leave_out(skipped=1.0)
-        norm2 = estimators.squared_norm(list(self.module.parameters()))
-        if norm2 == 0:
-            return self._leave_out(skipped=0.0)
-        if not self._settings.needs_moments:
+        differs, norm2 = self._batch["differs"], estimators.squared_norm(list(self.module.parameters()))
+        if not differs or norm2 == 0:
+            self.optimizer_zero_grad()
+            self._metrics = NO_SIGNAL | {"lr_used": 0.0, "skipped": float(not differs)}
+            return 0.0
+        if not self.settings.needs_moments:
             self._metrics["lr_used"] = self._schedule.learning_rates[0]
             return super().optimizer_step()
         usable = math.isfinite(norm2)
@@ -148,12 +126,6 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             self._confine()
         return grad_norm
 
-    def _leave_out(self, skipped: float) -> float:
-        """Make no update, and return the norm of the gradient, which is 0."""
-        self.optimizer_zero_grad()
-        self._metrics = NO_SIGNAL | {"lr_used": 0.0, "skipped": skipped}
-        return 0.0
-
     def _confine(self) -> None:
         """Measure how far the update moved the policy, on every rank's outputs, and shorten it if it went too far."""
         self.optimizer_zero_grad()  # its room, for what measures the update
@@ -166,31 +138,31 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._metrics["step_kl"] = step.kl
         self._metrics["step_kl_target"] = self._schedule.target_kl
 
-    def _moments(self, norm2: float) -> estimators.Moments | None:
-        """Return signal and noise of the gradient with this squared norm; None in a step in which no scores were taken.
+    def _set_rate(self, norm2: float) -> None:
+        """Set the rate to eta_0 times the factor that signal and noise support, from the gradient before clipping."""
+        moments = self._moments(norm2) if "group_norm2" in self._batch else None  # no scores were taken
+        factor = self._schedule.step(
+            moments, mean_length=self._batch["mean_length"], headroom=self._batch.get("headroom", math.inf)
+        )
+        self._metrics = {"skipped": 0.0, "lr_used": self._schedule.learning_rates[0], "lr_factor": factor}
+        self._metrics |= shared.signal_metrics(self._schedule, moments)
+
+    def _moments(self, norm2: float) -> estimators.Moments:
+        """Return signal and noise of the gradient with this squared norm.
 
         Raises:
             ValueError: the gradient is not the mean of the prompts' gradients that were measured.
         """
-        if self._group_norm2_P is None:
-            return None
-        every = self._settings.exact_pairs and not self._settings.calibrated  # or the norms are estimates
-        longest = float(self._group_norm2_P.mean())
+        group_norm2_P = torch.tensor(self._batch["group_norm2"], dtype=torch.float64)
+        every = self.settings.exact_pairs and not self.settings.calibrated  # or the norms are estimates
+        longest = float(group_norm2_P.mean())
         if norm2 > SLACK * longest and every:
             raise ValueError(
                 f"oblrpo: verl's gradient has squared norm {norm2:.4g}, and the prompts' gradients of which it is to "
                 f"be the mean only {longest:.4g} on average; a setting scales or adds to the loss."
             )
-        moments = estimators.moments(self._group_norm2_P, norm2, estimated=not every)
+        moments = estimators.moments(group_norm2_P, norm2, estimated=not every)
         return moments.of_rows(self._batch["own2"], self._batch["rows"]) if "own2" in self._batch else moments
-
-    def _set_rate(self, norm2: float) -> None:
-        """Set the rate to eta_0 times the factor that signal and noise support, from the gradient before clipping."""
-        batch = self._moments(norm2)
-        mean_length, headroom = self._batch.get("mean_length"), self._batch.get("headroom", math.inf)
-        factor = self._schedule.step(batch, mean_length=mean_length, headroom=headroom)
-        self._metrics = {"skipped": 0.0, "lr_used": self._schedule.learning_rates[0], "lr_factor": factor}
-        self._metrics |= signal_metrics(self._schedule, batch)
 
     def _state_file(self, folder: str) -> Path:
         return Path(folder) / f"oblrpo_schedule_rank_{self.rank}.json"
@@ -198,7 +170,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Save as verl does, with the schedule's state in a file of its own."""
         super().save_checkpoint(local_path, *args, **kwargs)
-        self._state_file(local_path).write_text(json.dumps(schedule_state(self._schedule)))
+        self._state_file(local_path).write_text(json.dumps(shared.schedule_state(self._schedule)))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load as verl does; the schedule resumes where it was."""
@@ -208,30 +180,8 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 f"{file} is missing: the checkpoint was written without oblr_po or with more ranks; to use its weights "
                 "alone, merge them with verl's model merger and set actor_rollout_ref.model.path to the result."
             )
-        load_schedule(self._schedule, json.loads(file.read_text()), file, "+oblrpo.schedule")
+        shared.load_schedule(self._schedule, json.loads(file.read_text()), file, "+oblrpo.schedule")
         super().load_checkpoint(local_path, *args, **kwargs)
-
-
-def measured(keys: Sequence[Sequence[int | None]], rank: int) -> tuple[list[int], int]:
-    """This rank's rows of those that are measured, then others, so that all ranks have as many, and how many are meant.
-
-    One row of `ONE_IN` is meant, over all ranks, those of the least keys: which rank has a row is chance in verl.
-
-    Args:
-        keys: of every rank's rows, by what the row says; None for padding.
-        rank: whose rows.
-    """
-    own_keys = sorted(key for row in keys for key in row if key is not None)
-    last = own_keys[math.ceil(len(own_keys) / ONE_IN) - 1]
-    meant = [[place for place, key in enumerate(row) if key is not None and key <= last] for row in keys]
-    mine, most = meant[rank], max(map(len, meant))
-    others = [place for place in range(len(keys[rank])) if place not in mine]
-    return [*mine, *others[: most - len(mine)]], len(mine)
-
-
-def key_of(ids: Tensor) -> int:
-    """A number by which a row is known from its tokens."""
-    return zlib.crc32(ids.long().cpu().numpy().tobytes())
 
 
 def low_precision(engine: Any) -> bool:
@@ -240,24 +190,18 @@ def low_precision(engine: Any) -> bool:
 
 
 class EngineMovement:
-    """Takes log-probabilities of a subsample of the batch once more after the update.
+    """Takes log-probabilities of a subsample of the batch once more after the update; made before it.
 
-    Every rank must make it and call it: the model is sharded over them.
-
-    Args:
-        engine: the engine that updates, before its update.
-        data: the rows of this rank, padding too, with `old_log_probs`.
+    Every rank must make it and call it: the model is sharded over them. `data` are the rows of this rank, padding too.
     """
 
     def __init__(self, engine: Any, data: TensorDict) -> None:
-        self._engine = engine
-        group = engine.get_data_parallel_group()
-        keys: list[Any] = [None] * torch.distributed.get_world_size(group)
+        self._engine, self._group = engine, engine.get_data_parallel_group()
         own_S = data["response_mask"].to_padded_tensor(0).any(1).tolist()
-        mine = [key_of(ids) if own else None for ids, own in zip(data["input_ids"].unbind(), own_S, strict=True)]
-        torch.distributed.all_gather_object(keys, mine, group=group)
-        rows, meant = measured(keys, torch.distributed.get_rank(group))
-        self._rows = tu.index_select_tensor_dict(data, rows)
+        rows = zip(data["input_ids"].unbind(), own_S, strict=True)
+        keys = shared.of_all_ranks([shared.key_of(ids) if own else None for ids, own in rows], self._group)
+        places, meant = shared.measured(keys, torch.distributed.get_rank(self._group))
+        self._rows = tu.index_select_tensor_dict(data, places)
         tu.assign_non_tensor(self._rows, calculate_entropy=False)
         if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows
             tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
@@ -271,12 +215,8 @@ class EngineMovement:
 
         In a short type it is log pi itself.
         """
-        change_SC = (self._token_logps_SC() - self._before_SC)[self._mask_SC.any(1)]
-        group = self._engine.get_data_parallel_group()
-        parts: list[Any] = [None] * torch.distributed.get_world_size(group)
-        torch.distributed.all_gather_object(parts, change_SC, group=group)
-        width = max(part.shape[1] for part in parts)
-        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+        change_SC = self._token_logps_SC() - self._before_SC
+        return shared.rows_of_all_ranks(change_SC[self._mask_SC.any(1)], self._group)
 
     @torch.no_grad()
     def _token_logps_SC(self) -> Tensor:
@@ -299,12 +239,11 @@ PROMPT, RESPONSE = 3, 5
 UNPACK = f"set {MODEL}.use_remove_padding=False."
 
 
-def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
+def rehearse(engine: Any, longest: int) -> None:
     """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
 
-    It runs before anything is sampled: what would not be exact is refused then, with its cure.
-
-    `exact_pairs`: whether exact inner products are taken; `longest`: most tokens of a row; 0: the model's context.
+    It runs before anything is sampled: what would not be exact is refused then, with its cure. `longest` is the most
+    tokens of a row; 0: the model's context.
     """
     policy, packed = Policy(engine.module, None, bf16=low_precision(engine)), engine.use_remove_padding
     with engine.eval_mode():
@@ -314,7 +253,7 @@ def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
             raise InputError(f"oblr_po takes no noise in forwards ({found}): set it to 0 in {MODEL}.override_config.")
         engine.module.eval()
     try:
-        logp_C = _log_probs(engine, 0, packed, exact_pairs)
+        logp_C = _log_probs(engine, 0)
     except UnsupportedModelError as error:
         raise InputError(f"oblr_po cannot take this model's scores: {error}{_cure(str(error), packed)}") from None
     if not packed:
@@ -324,7 +263,7 @@ def rehearse(engine: Any, exact_pairs: bool, longest: int) -> None:
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: {names[0]} is a convolution "
             f"along tokens, as hybrids have, which runs on from one packed row to the next; {UNPACK}"
         )
-    change = float((_log_probs(engine, 1, packed, exact_pairs) - logp_C).abs().max())
+    change = float((_log_probs(engine, 1) - logp_C).abs().max())
     if not change <= (MIXES_SHORT if low_precision(engine) else MIXES):
         raise InputError(
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
@@ -341,37 +280,30 @@ def _cure(error: str, packed: bool) -> str:
     return ""
 
 
-def _log_probs(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> Tensor:
+def _log_probs(engine: Any, shift: int) -> Tensor:
     """Log-probabilities of the second row's response, after a first row of tokens that are `shift` others."""
-    with engine.eval_mode():
-        columns = engine.score(_rows(engine, shift, packed, exact_pairs))["model_output"]
-    log_probs: Tensor = columns["log_probs"].unbind()[1]
-    return log_probs[PROMPT - 1 : PROMPT - 1 + RESPONSE]
-
-
-def _rows(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> TensorDict:
-    """Two outputs of one prompt, as a step hands them to the engine."""
-    rows = list(two_rows(PROMPT + RESPONSE, engine.module.config.get_text_config().vocab_size, shift))
+    rows_ST = two_rows(PROMPT + RESPONSE, engine.module.config.get_text_config().vocab_size, shift)
     tensors = {
-        "input_ids": rows,
-        "position_ids": [torch.arange(len(ids)) for ids in rows],
-        "prompts": [ids[:PROMPT] for ids in rows],
-        "responses": [ids[PROMPT:] for ids in rows],
-        "response_mask": [torch.ones_like(ids[PROMPT:]) for ids in rows],
+        "input_ids": rows_ST,
+        "position_ids": torch.arange(PROMPT + RESPONSE).expand_as(rows_ST),
+        "prompts": rows_ST[:, :PROMPT],
+        "responses": rows_ST[:, PROMPT:],
+        "response_mask": torch.ones_like(rows_ST[:, PROMPT:]),
     }
-    nested = {key: torch.nested.as_nested_tensor(each, layout=torch.jagged) for key, each in tensors.items()}
-    data = tu.get_tensordict({**nested, "uid": ["rehearsal"] * len(rows)}, {})
-    tu.assign_non_tensor(
-        data,
-        use_remove_padding=packed,
-        use_dynamic_bsz=False,
-        use_fused_kernels=False,
-        micro_batch_size_per_gpu=len(rows),
-        temperature=1.0,
-        calculate_entropy=True,
-        oblrpo_group_size=len(rows) if exact_pairs else 0,
-    )
-    return data
+    settings = {
+        "use_remove_padding": engine.use_remove_padding,
+        "use_dynamic_bsz": False,
+        "use_fused_kernels": False,
+        "micro_batch_size_per_gpu": len(rows_ST),
+        "temperature": 1.0,
+        "calculate_entropy": True,
+        "oblrpo_group_size": len(rows_ST) if engine.settings.exact_pairs else 0,
+    }
+    nested = {key: torch.nested.as_nested_tensor([*each], layout=torch.jagged) for key, each in tensors.items()}
+    with engine.eval_mode():
+        data = tu.get_tensordict({**nested, "uid": ["rehearsal"] * len(rows_ST)}, settings)
+        log_probs: Tensor = engine.score(data)["model_output"]["log_probs"].unbind()[1]
+    return log_probs[PROMPT - 1 : -1]
 
 
 ENGINE_VENDOR = "VERL_ENGINE_VENDOR"
@@ -389,8 +321,6 @@ class OBLRTrainingWorker(TrainingWorker):  # type: ignore[misc]
             del os.environ[ENGINE_VENDOR]
             if before is not None:
                 os.environ[ENGINE_VENDOR] = before
-        if not isinstance(self.engine, OBLREngine):
-            raise TypeError(f"oblrpo: verl gave the actor a {type(self.engine).__name__} in place of OBLREngine.")
 
 
 class OBLRWorker(ActorRolloutRefWorker):  # type: ignore[misc]

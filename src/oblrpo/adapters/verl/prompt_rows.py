@@ -11,6 +11,15 @@ PADDING = "pad"
 """The beginning of the uid of a row that verl appended; that of a prompt is a hexadecimal UUID."""
 
 
+def rows_by_prompt(uids: Sequence[str]) -> list[list[int]]:
+    """The rows of each prompt, prompts in the order of their first rows; padding is left out."""
+    rows: dict[str, list[int]] = {}
+    for row, uid in enumerate(uids):
+        if not uid.startswith(PADDING):
+            rows.setdefault(uid, []).append(row)
+    return list(rows.values())
+
+
 class PromptRows:
     """The rows of each prompt: prompts in the order of their first rows, outputs in the order of their own rows.
 
@@ -23,13 +32,9 @@ class PromptRows:
     """
 
     def __init__(self, uids: Sequence[str], valid_S: Tensor | None = None) -> None:
-        rows: dict[str, list[int]] = {}
-        for row, uid in enumerate(uids):
-            if not uid.startswith(PADDING):
-                rows.setdefault(uid, []).append(row)
-        if not rows:
+        self.rows_of = rows_by_prompt(uids)
+        if not self.rows_of:
             raise ValueError("the batch holds padding only.")
-        self.rows_of = list(rows.values())
         self.sequences, self.size = len(uids), max(map(len, self.rows_of))
         self.row_PG = torch.tensor([own + [-1] * (self.size - len(own)) for own in self.rows_of])
         self.valid_PG = self.row_PG >= 0
@@ -63,11 +68,10 @@ def place_on_ranks(uids: Sequence[str], loads: Sequence[float], ranks: int) -> l
     Returns:
         Row indices in their new order, or None if the greedy way leaves no room for a prompt.
     """
-    groups = PromptRows(uids).rows_of
     room = [len(uids) // ranks] * ranks
     carried = [0.0] * ranks
     parts: list[list[int]] = [[] for _ in room]
-    for rows in sorted(groups, key=lambda own: (-len(own), -sum(loads[row] for row in own))):
+    for rows in sorted(rows_by_prompt(uids), key=lambda own: (-len(own), -sum(loads[row] for row in own))):
         fitting = [rank for rank in range(ranks) if room[rank] >= len(rows)]
         if not fitting:
             return None

@@ -1,145 +1,134 @@
-"""The pass over a rank's rows that takes scores: log-probabilities, their squared norms, and inner products.
-
-It stands in for verl's own pass for old log-probabilities. FSDP2 gathers the parameters in it as in any forward and
-backward, so every rank must make the same number of passes; ranks with fewer micro-batches repeat their last.
-"""
+"""What verl's forward says of a rank's rows, and a look at their scores: the columns in which workers answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn.functional import pad
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.padding import no_padding_2_padding
 
-from oblrpo.adapters.verl.prompt_rows import PADDING, PromptRows
+from oblrpo.adapters.verl.prompt_rows import rows_by_prompt
 from oblrpo.adapters.verl.settings import Settings
-from oblrpo.scores import ScoreTape, Sketch
+from oblrpo.policy import Logps
+from oblrpo.scores import Sketch
+from oblrpo.step.look import look_by
 
-NORM2, GRAM, SKETCH = "oblrpo_norm2", "oblrpo_gram", "oblrpo_sketch"
-"""The columns of scores: squared norms (B,), inner products with the outputs of the same prompt (B, G), and sketches
-one after another (B, K L)."""
+GRAM, SKETCH = "oblrpo_gram", "oblrpo_sketch"
+"""The columns of scores: inner products with the outputs of the same prompt, (B, G), or squared norms alone, (B, 1);
+and sketches one after another, (B, K L)."""
 
 FEATURES = "oblrpo_features"
 """The column of what a forward alone knows of an output, (B, 4): the fields of `scores.Features`."""
-
-
-def forward_features(model_output: dict[str, Tensor], data: TensorDict) -> Tensor:
-    """Sum 1, log_probs, entropy and logit norms, 1 - 2 pi + sum pi^2, over every row's own tokens, (B, 4)."""
-    mask_SC = data["response_mask"].to_padded_tensor(0).cpu()
-    token_logps_SC, entropy_SC, pi2_SC = (
-        no_padding_2_padding(model_output[name].cpu(), data).double() for name in ("log_probs", "entropy", SUM_PI2)
-    )
-    logit_norm2_SC = (1 - 2 * token_logps_SC.exp() + pi2_SC).clamp(min=0)  # verl's float32 can put 0 below 0
-    sums = [
-        (value_SC * mask_SC).sum(1)
-        for value_SC in (torch.ones_like(token_logps_SC), token_logps_SC, entropy_SC, logit_norm2_SC)
-    ]
-    return torch.stack(sums, 1)
-
 
 SUM_PI2 = "sum_pi_squared"
 """The name by which verl gives the sum of a distribution's squared probabilities, token by token."""
 
 
-def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDict) -> dict[str, Tensor]:
-    """Return the columns of this rank's rows, in their order: log_probs and entropy, as in verl's own pass, and scores.
+def logps_of(columns: dict[str, Tensor], data: TensorDict) -> Logps:
+    """What verl's forward says of some rows; logit norms are NaN where it was not asked for `SUM_PI2`."""
+
+    def of_response(name: str) -> Tensor:
+        value_SC: Tensor = no_padding_2_padding(columns[name], data)
+        return value_SC.to(torch.promote_types(value_SC.dtype, torch.float32))
+
+    token_logps_SC, entropy_SC = of_response("log_probs"), of_response("entropy")
+    own_SC, logit_norm2_SC = data["response_mask"].to_padded_tensor(0), torch.full_like(entropy_SC, torch.nan)
+    if SUM_PI2 in columns:
+        logit_norm2_SC = 1 - 2 * token_logps_SC.exp() + of_response(SUM_PI2)  # verl's float32 can put 0 below 0
+    logps_S = (token_logps_SC * own_SC).sum(1)
+    return Logps(logps_S, token_logps_SC, entropy_SC, logit_norm2_SC.clamp(min=0), own_SC)
+
+
+def forward_features(columns: dict[str, Tensor], data: TensorDict) -> Tensor:
+    """The features of every row, (B, 4); 0 where it has no token of the policy's own."""
+    logps = logps_of({name: value.cpu() for name, value in columns.items()}, data.cpu())
+    table_SK, known_S = torch.zeros(len(data), 4, dtype=torch.float64), logps.own_SC.any(1)
+    features = Logps(*(values[known_S] for values in vars(logps).values())).features
+    table_SK[known_S] = torch.stack([*vars(features).values()], 1).double()
+    return table_SK
+
+
+def score_rows(engine: Any, settings: Settings, data: TensorDict) -> dict[str, Tensor]:
+    """Look at this rank's rows; return log_probs, entropy and scores as columns, in the order of the rows.
 
     Args:
         engine: the engine whose `forward_step` runs the model.
-        tape: a tape on its module, with the method "streamed".
         settings: the settings that say which inner products to take.
-        data: the rows of this rank; carries `oblrpo_sketch_seeds`, `oblrpo_group_size` G with exact inner products, and
+        data: the rows of this rank; carries `oblrpo_sketch_seeds`, `oblrpo_group_size` with exact inner products, and
             in `oblrpo_prompts` the uids of the prompts whose scores to take, or None for all. Other rows keep zeros.
     """
-    sketches = [
-        Sketch(seed, settings.sketch_directions, settings.sketch_dimensions)
-        for seed in tu.get_non_tensor_data(data, "oblrpo_sketch_seeds", [])
-    ]
-    rows, G = len(data), tu.get_non_tensor_data(data, "oblrpo_group_size", 0)
-    columns = {NORM2: torch.zeros(rows, dtype=torch.float64)}
-    if G:
-        columns[GRAM] = torch.zeros(rows, G, dtype=torch.float64)
-    if sketches:
-        columns[SKETCH] = torch.zeros(rows, len(sketches) * sketches[0].dimensions)
-    lengths = data["input_ids"].offsets().diff().tolist()
-    by_token = {name: [torch.zeros(length) for length in lengths] for name in ("log_probs", "entropy")}
-    for groups, counts in _micro_batches(engine, settings, data):
-        chosen = list(chain.from_iterable(groups))
-        together = len(chosen) if settings.exact_pairs else 0
-        output = _record(engine, tape, tu.index_select_tensor_dict(data, chosen), together, sketches)
-        if not counts:
-            continue
-        columns[NORM2][chosen] = tape.norm2().double().cpu()
-        if sketches:
-            columns[SKETCH][chosen] = torch.cat([tape.sketch(*sketch).float().cpu() for sketch in sketches], 1)
-        for name, values in by_token.items():
-            for row, value in zip(chosen, output[name].unbind(), strict=True):
-                values[row] = value.float().cpu()
-        if settings.exact_pairs:
-            gram_SS, blocks = tape.gram()[0], torch.arange(len(chosen)).split([len(group) for group in groups])
-            for group, block in zip(groups, blocks, strict=True):
-                columns[GRAM][group, : len(group)] = gram_SS[block][:, block].double().cpu()
-    nested = {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in by_token.items()}
-    return nested | columns
-
-
-def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterator[tuple[list[list[int]], bool]]:
-    """Yield the rows of each pass, by prompt where that matters, and whether they count or only keep ranks in step."""
-    uids = [str(uid) for uid in tu.get(data, "uid")]
-    chosen = tu.get_non_tensor_data(data, "oblrpo_prompts", None)
-    if settings.exact_pairs:
-        groups = [] if all(uid.startswith(PADDING) for uid in uids) else PromptRows(uids).rows_of
-        groups = [rows for rows in groups if chosen is None or uids[rows[0]] in chosen]
-        size = settings.prompts_per_micro_batch
-        passes = [groups[start : start + size] for start in range(0, len(groups), size)]
-    else:  # verl's own, which are as many on every rank
-        chunks, indices = prepare_micro_batches(data, dp_group=engine.get_data_parallel_group())
-        if indices is None:
-            ends = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0).tolist()
-            indices = [list(range(end - len(chunk), end)) for chunk, end in zip(chunks, ends, strict=True)]
-        requested = [[row for row in rows if chosen is None or uids[row] in chosen] for rows in indices]
-        passes = [[rows] for rows in requested if rows]
+    seeds = tu.get_non_tensor_data(data, "oblrpo_sketch_seeds", [])
+    sketches = [Sketch(seed, settings.sketch_directions, settings.sketch_dimensions) for seed in seeds]
+    passes, G = _passes(engine, settings, data)
+    # FSDP2 gathers the parameters in every pass, so all ranks make as many.
     most = torch.tensor(len(passes), device=data["input_ids"].device)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
-    for index in range(int(most)):
-        yield (passes[index] if index < len(passes) else (passes[-1] if passes else [[0]])), index < len(passes)
+    taken = passes or [[0] * G]
+    row_S = [row for rows in taken for row in rows]
+
+    def forward(places_S: Tensor) -> tuple[Tensor, Logps, Tensor | None]:
+        found = list[Logps]()
+
+        def keep(model_output: dict[str, Tensor], data: TensorDict, dp_group: Any) -> tuple[Tensor, dict[str, Any]]:
+            found.append(logps_of(model_output, data))
+            return found[0].logps_S.detach().sum(), {}
+
+        part = tu.index_select_tensor_dict(data, [row_S[place] for place in places_S.tolist()])
+        engine.forward_step(part, loss_function=keep, forward_only=False)
+        packed = tu.get_non_tensor_data(part, "use_remove_padding", True)
+        return found[0].logps_S, found[0], _sequence_ids(engine, part) if packed else None
+
+    blocks = [*torch.arange(len(row_S)).split([len(rows) for rows in taken])]
+    with torch.enable_grad():
+        seen = look_by(engine.module, forward, blocks, G, sketches, idle=max(0, int(most) - len(taken)))
+    row_S = row_S if passes else []  # what was taken in step with the other ranks is nobody's
+
+    def column(values_SN: Tensor) -> Tensor:
+        whole_BN = torch.zeros(len(data), *values_SN.shape[1:], dtype=values_SN.dtype)
+        whole_BN[row_S] = values_SN[: len(row_S)].cpu()
+        return whole_BN
+
+    width = tu.get_non_tensor_data(data, "oblrpo_group_size", 0) or 1
+    columns = {GRAM: column(pad(seen.gram_PGG.flatten(0, 1).double(), (0, width - G)))}
+    if sketches:
+        columns[SKETCH] = column(torch.cat(seen.sketches, 1).float())
+    by_token = {"log_probs": seen.logps.token_logps_SC, "entropy": seen.logps.entropy_SC}
+    return columns | {name: _of_whole_rows(column(value_SC.float()), data) for name, value_SC in by_token.items()}
 
 
-def _record(
-    engine: Any, tape: ScoreTape, micro_batch: TensorDict, gram: int, sketches: list[Sketch]
-) -> dict[str, Tensor]:
-    """Record one forward and backward; return verl's columns, nested: log_probs and entropy of every token."""
-    output: dict[str, Tensor] = {}
+def _passes(engine: Any, settings: Settings, data: TensorDict) -> tuple[list[list[int]], int]:
+    """The rows of each pass in whole groups, and their size G: a prompt's outputs, or single rows.
 
-    def capture(
-        model_output: dict[str, Tensor], data: TensorDict, dp_group: Any = None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        mask = data["response_mask"].to_padded_tensor(0)
-        token_logps_SC = no_padding_2_padding(model_output["log_probs"], data)
-        output["logps_S"] = (
-            (token_logps_SC.float() if token_logps_SC.dtype.itemsize < 4 else token_logps_SC).mul(mask).sum(1)
-        )
-        output.update({name: value.detach() for name, value in model_output.items()})
-        return output["logps_S"].detach().sum(), {}
+    A prompt that lacks outputs has its first one several times.
+    """
+    uids, chosen = [str(uid) for uid in tu.get(data, "uid")], tu.get_non_tensor_data(data, "oblrpo_prompts", None)
+    if settings.exact_pairs:
+        groups = [rows for rows in rows_by_prompt(uids) if chosen is None or uids[rows[0]] in chosen]
+        G, size = max(map(len, groups), default=1), settings.prompts_per_micro_batch
+        rows = [row for group in groups for row in group + group[:1] * (G - len(group))]
+        return [rows[start : start + size * G] for start in range(0, len(rows), size * G)], G
+    chunks, indices = prepare_micro_batches(data, dp_group=engine.get_data_parallel_group())
+    if indices is None:
+        indices = [part.tolist() for part in torch.arange(len(data)).split([len(chunk) for chunk in chunks])]
+    wanted = [[row for row in rows if chosen is None or uids[row] in chosen] for rows in indices]
+    return [rows for rows in wanted if rows], 1
 
-    with torch.enable_grad(), tape:
-        engine.forward_step(micro_batch, loss_function=capture, forward_only=False)
-        packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
-        sequence_ids = _sequence_ids(engine, micro_batch) if packed else None
-        tape.record(output["logps_S"], sequence_ids=sequence_ids, gram=gram, sketches=sketches)
-    return output
+
+def _of_whole_rows(values_SC: Tensor, data: TensorDict) -> Tensor:
+    """Values of responses as verl has those of whole rows: the token before has a response's first one."""
+    lengths = (data[name].offsets().diff().tolist() for name in ("prompts", "responses"))
+    rows = [pad(value_C[:own], (asked - 1, 1)) for value_C, asked, own in zip(values_SC, *lengths, strict=True)]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def _sequence_ids(engine: Any, micro_batch: TensorDict) -> Tensor:
     """The sequence that each packed token belongs to, (1, L); -1 for tokens that only fill up."""
     lengths_S = micro_batch["input_ids"].offsets().diff()
     ids_L = torch.arange(len(lengths_S), device=lengths_S.device).repeat_interleave(lengths_S)
-    fill = engine._get_packed_pad_size(len(ids_L))
-    return torch.nn.functional.pad(ids_L, (0, fill), value=-1)[None]
+    return pad(ids_L, (0, engine._get_packed_pad_size(len(ids_L))), value=-1)[None]

@@ -5,15 +5,13 @@ With these its gradient is the one whose signal and noise are measured.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 
 from oblrpo.adapters.shared import Rule, check
-from oblrpo.errors import InputError
 from oblrpo.settings.annotations import Range, check_ranges
 from oblrpo.settings.typed import of_mapping
 from oblrpo.tables.algorithms import refusal
@@ -29,14 +27,14 @@ class Settings:
     schedule: Literal["auto", "debiased", "plugin", "off"] = "auto"
     """Factor on actor.optim.lr: auto (measured from the updates themselves; actor.optim.lr is only where it begins),
     debiased or plugin (N SNR / (1 + N SNR)), or off."""
-    kl: float = 1.0
+    kl: Annotated[float, Range(1e-6)] = 1.0
     """Nats a completion that a step of the measured rate is meant to move the policy by at most."""
     score_norms: Literal["exact", "calibrated"] = "calibrated"
     """Weights of rewards in the baseline: calibrated, a proxy from the forward alone that learns from exact norms of
     some prompts every calibration_steps steps; or exact squared score norms in every step."""
     calibration_steps: Annotated[int, Range(1)] = 10
     """With calibrated norms, steps between two with exact norms; signal and noise are measured in those alone."""
-    calibration_share: float = 0.25
+    calibration_share: Annotated[float, Range(1e-6, 1)] = 0.25
     """With calibrated norms, the share of a batch's prompts that exact norms are taken of, in those steps."""
     inner_products: Literal["exact", "sketched"] = "exact"
     """How the inner products of one prompt's scores are taken, for the SNR: exact (a prompt's outputs go through
@@ -71,10 +69,6 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     """Return the settings in `config.oblrpo`."""
     settings = of_mapping(Settings, given or {}, "oblrpo")
     check_ranges(settings)
-    if not 0 < settings.kl < math.inf:
-        raise InputError(f"oblrpo.kl must be a number of nats above 0, got {settings.kl}.")
-    if not 0 < settings.calibration_share <= 1:
-        raise InputError(f"oblrpo.calibration_share must lie in (0, 1], got {settings.calibration_share}.")
     return settings
 
 
@@ -93,6 +87,8 @@ RULES = (
     Rule(f"{ACTOR}.use_kl_loss", OFF, "its gradient is not in the baseline or in the signal",
          f"{ACTOR}.use_kl_loss=False and algorithm.use_kl_in_reward=True"),
     Rule(f"{ACTOR}.entropy_coeff", (0, None), "it adds the entropy's gradient"),
+    Rule("algorithm.adv_estimator", lambda value: value != "gae", "it gives each token an advantage of its own",
+         f"one of {', '.join(ESTIMATORS)}"),
     Rule("algorithm.filter_groups.enable", OFF, "selecting prompts by what was sampled changes the objective"),
     Rule("algorithm.rollout_correction.bypass_mode", OFF, "the trainer's own log-probabilities come with the scores"),
     Rule("algorithm.rollout_correction.rollout_is", UNSET, "truncated weights make every baseline biased"),
@@ -118,43 +114,31 @@ RULES = (
 )  # fmt: skip
 
 
-def check_config(config: Any) -> None:
+def check_config(config: Any, settings: Settings) -> None:
     """Refuse what the adapter cannot do exactly, by name."""
     check(
         RULES,
         "oblr_po",
         lambda key: OmegaConf.select(config, key),
         lambda value: "null" if value is None else str(value),
+        _refused_together(config.actor_rollout_ref, config.data, settings),
     )
-    _check_batch(config)
-    if config.algorithm.adv_estimator == "gae":
-        choice = " or ".join(ESTIMATORS)
-        raise InputError(f"oblr_po needs one advantage per completion, and gae gives each token its own; set {choice}.")
 
 
-def _check_batch(config: Any) -> None:
-    actor = config.actor_rollout_ref.actor
-    if actor.ppo_mini_batch_size != config.data.train_batch_size:
-        raise InputError(
-            f"oblr_po does not work with {ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size}: the rate is set for "
-            f"one update per batch; set it to data.train_batch_size={config.data.train_batch_size}."
-        )
+def _refused_together(parts: Any, data: Any, settings: Settings) -> Iterator[str]:
+    """What several settings make impossible: "what: why; fix."."""
+    actor, batch = parts.actor, f"data.train_batch_size={data.train_batch_size}"
+    if actor.ppo_mini_batch_size != data.train_batch_size:
+        size = f"{ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size}"
+        yield f"{size}: the rate is set for one update per batch; set it to {batch}."
     if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
-        raise InputError(
-            f"oblr_po does not work with {ACTOR}.loss_scale_factor=null: the divisor would be each micro-batch's "
-            f"longest completion; set it to data.max_response_length={config.data.max_response_length}."
-        )
-
-
-def check_choice(config: Any, settings: Settings) -> None:
-    """Refuse settings of the adapter that cannot work with those of verl."""
-    if settings.needs_moments and config.data.train_batch_size < 2:
-        raise InputError("data.train_batch_size must be at least 2: one prompt's gradient has no measurable noise.")
-    if settings.calibrated and config.actor_rollout_ref.rollout.n < 2:
-        raise InputError(
-            f"+oblrpo.score_norms=calibrated compares a prompt's completions; set {ROLLOUT}.n to at least 2, or "
-            "+oblrpo.score_norms=exact."
-        )
-    optim = config.actor_rollout_ref.actor.optim
-    if refused := refusal(settings.schedule, optim.optimizer, optim.lr):
-        raise InputError(f"{ACTOR}.optim and +oblrpo.schedule={settings.schedule}: {refused}")
+        longest = f"data.max_response_length={data.max_response_length}"
+        why = "the divisor would be each micro-batch's longest completion"
+        yield f"{ACTOR}.loss_scale_factor=null: {why}; set it to {longest}."
+    if settings.needs_moments and data.train_batch_size < 2:
+        yield f"{batch}: one prompt's gradient has no measurable noise; set it to at least 2."
+    if settings.calibrated and parts.rollout.n < 2:
+        why = "+oblrpo.score_norms=calibrated compares a prompt's completions"
+        yield f"{ROLLOUT}.n={parts.rollout.n}: {why}; set it to at least 2, or +oblrpo.score_norms=exact."
+    if refused := refusal(settings.schedule, actor.optim.optimizer, actor.optim.lr):
+        yield f"{ACTOR}.optim with +oblrpo.schedule={settings.schedule}: {refused}"

@@ -19,15 +19,15 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo import estimators
-from oblrpo.adapters.shared import with_tensors, without_tensors
-from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
+from oblrpo.adapters.shared import baseline_metrics, with_tensors, without_tensors
+from oblrpo.adapters.verl.advantages import taken_from
 from oblrpo.adapters.verl.engine import OBLRWorker
 from oblrpo.adapters.verl.prompt_rows import PADDING, PromptRows, place_on_ranks
-from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
-from oblrpo.adapters.verl.settings import ESTIMATORS, Settings, check_choice, check_config, read_settings
+from oblrpo.adapters.verl.scoring import FEATURES, GRAM, SKETCH
+from oblrpo.adapters.verl.settings import ESTIMATORS, Settings, check_config, read_settings
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy, Features
-from oblrpo.step import StepBaseline
+from oblrpo.step import BaselinePass, StepBaseline
 from oblrpo.step.look import counted, gram_of, ledger_metrics, ledger_of
 from oblrpo.tables.algorithms import Algorithm
 
@@ -36,9 +36,7 @@ STATE = "oblrpo_baseline.json"
 
 
 class BatchScores:
-    """The scores of one batch: what is requested of the workers, and what follows from their answers.
-
-    That is the prompts' gradient norms and the variance ledger.
+    """The look at one batch: what is requested of the workers, and what follows from their answers.
 
     Args:
         settings: the settings of the adapter.
@@ -60,132 +58,120 @@ class BatchScores:
             # A uid is drawn at random when its prompt is: the choice knows nothing of outputs or their lengths.
             prompts = sorted({uid for uid in uids if not uid.startswith(PADDING)})
             self._chosen = tuple(prompts[: math.ceil(len(prompts) * settings.calibration_share)])
-        self._settings, self._step, self._outputs = settings, step, outputs
-        self._pairs_sketched = settings.needs_moments and not settings.exact_pairs
-        self._seeds = [2 * step, 2 * step + 1] if self.takes_ledger or self._pairs_sketched else []
+        self._settings, self._outputs = settings, outputs
+        sketched = self.takes_ledger or (settings.needs_moments and not settings.exact_pairs)
+        self._seeds = (2 * step, 2 * step + 1) if sketched else ()
 
     def requests(self) -> dict[str, Any]:
         """Return the entries of the batch's `extra_info` that request scores of the workers."""
-        size = self._outputs if self._settings.exact_pairs else 0
         return {
             "oblrpo_features": self._settings.calibrated,
             "oblrpo_score": self.exact,
             "oblrpo_prompts": self._chosen,
-            "oblrpo_sketch_seeds": tuple(self._seeds),
-            "oblrpo_group_size": size,
+            "oblrpo_sketch_seeds": self._seeds,
+            "oblrpo_group_size": self._outputs if self._settings.exact_pairs else 0,
         }
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns in which the workers answer."""
-        features = [FEATURES] if self._settings.calibrated else []
-        if not self.exact:
-            return features
-        return [*features, NORM2, *([GRAM] if self._settings.exact_pairs else []), *([SKETCH] if self._seeds else [])]
+        scores = [GRAM, SKETCH] if self._seeds else [GRAM]
+        return ([FEATURES] if self._settings.calibrated else []) + (scores if self.exact else [])
 
     def take(self, data: Any) -> None:
         """Receive those columns, with uid and response_mask, in the batch's order."""
-        uids = [str(uid) for uid in tu.get(data, "uid")]
-        mask = data["response_mask"].to_padded_tensor(0)
-        self.groups = PromptRows(uids, mask.any(1))
-        self.mean_length = float(mask.sum(1)[mask.any(1)].double().mean())
-        firsts = [uids[rows[0]] for rows in self.groups.rows_of]
-        self._known_P = torch.tensor([self._chosen is None or uid in self._chosen for uid in firsts])
-        columns = {name: _dense(data[name]) for name in self.columns}
-        self._norm2, self._gram, self._features = columns.get(NORM2), columns.get(GRAM), columns.get(FEATURES)
-        self._sketch = columns[SKETCH].unflatten(1, (len(self._seeds), -1)) if SKETCH in columns else None
+        uids, mask_SC = [str(uid) for uid in tu.get(data, "uid")], data["response_mask"].to_padded_tensor(0)
+        self.groups = groups = PromptRows(uids, mask_SC.any(1))
+        self._own_PGT = groups.take(mask_SC.double())
+        self._known_P = torch.tensor([self._chosen is None or uids[own[0]] in self._chosen for own in groups.rows_of])
+        self._columns = {name: groups.take(_dense(data[name]).double()) for name in self.columns}
+        self._gram_PGK = self._columns[GRAM][..., : groups.size] if self.exact else None
 
     @property
-    def norm2_S(self) -> Tensor:
-        """Squared score norms, in the batch's order; 0 where they were not requested."""
-        assert self._norm2 is not None
-        return self._norm2
+    def mean_length(self) -> float:
+        """The mean length of the outputs that count, in tokens."""
+        return float(self._own_PGT.sum(2)[self.groups.valid_PG].mean())
 
-    def weight_S(self, proxy: CalibratedProxy) -> Tensor:
+    @property
+    def norm2_PG(self) -> Tensor:
+        """Squared score norms; 0 where they were not requested."""
+        assert self._gram_PGK is not None
+        return self._gram_PGK.diagonal(dim1=1, dim2=2) if self._settings.exact_pairs else self._gram_PGK[..., 0]
+
+    def advantages(self, rewards_S: Tensor, baseline: BaselinePass, metrics: dict[str, float]) -> Tensor:
+        """The advantage F - b of every output, in the batch's order; `metrics` gets those of the baseline."""
+        groups, valid_PG, rewards_PG = self.groups, self.groups.valid_PG, self.groups.take(rewards_S)
+        weight_PG = self.weight_PG(baseline.past.calibrated)
+        baseline_PG = baseline.of(rewards_PG, valid_PG, self._own_PGT, weight_PG)
+        found = baseline_metrics(rewards_PG, valid_PG, baseline_PG, weight_PG)
+        metrics.update({f"critic/{name}": value for name, value in found.items()})
+        return groups.put(estimators.advantages(rewards_PG, baseline_PG, valid_PG))
+
+    def weight_PG(self, proxy: CalibratedProxy) -> Tensor:
         """The weight of every output's reward: its squared score norm, or what the proxy takes it for."""
         if not self._settings.calibrated:
-            return self.norm2_S
-        valid_PG = self.groups.valid_PG
-        return self.groups.put(torch.where(valid_PG, proxy.predict(self._taken_features()).view_as(valid_PG), 0))
+            return self.norm2_PG
+        return proxy.predict(self._features).view_as(self.groups.valid_PG)
 
     def teach(self, proxy: CalibratedProxy) -> float:
         """Let the proxy see this batch's exact norms; return how well it agreed with them before, NaN if unknown."""
         valid_PG = self.groups.valid_PG & self._known_P[:, None]
-        norm2_S = self.groups.take(self.norm2_S).flatten()
-        return proxy.observe(self._taken_features(), norm2_S, self.groups.size, valid_PG.flatten())
+        return proxy.observe(self._features, self.norm2_PG.flatten(), self.groups.size, valid_PG.flatten())
 
-    def _taken_features(self) -> Features:
+    @property
+    def _features(self) -> Features:
         """The features of outputs in the order of prompts; where there is none, those of a token that is certain."""
-        assert self._features is not None
-        valid_S = self.groups.valid_PG.flatten()
-        table_SK = self.groups.take(self._features).flatten(0, 1) * valid_S[:, None]
-        table_SK[~valid_S, 0] = 1
-        return Features(*table_SK.unbind(1))
+        certain = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+        table_PGK = torch.where(self.groups.valid_PG[..., None], self._columns[FEATURES], certain)
+        return Features(*table_PGK.flatten(0, 1).unbind(1))
 
     def group_norm2(
         self, data: Any, scale: float, rewards_PG: Tensor | None = None, rows: int | None = None
     ) -> dict[str, Any]:
         """What the workers need for signal and noise: the squared norm of every prompt's gradient g_i, and `own2`.
 
-        The mean of the g_i is the gradient of verl's loss; `own2` is the mean of the squared norms of prompts' own mean
-        gradients (`estimators.own_norm2`), where prompts can be counted, and `rows` their number. Where scores of some
-        prompts alone were taken, their mean stands for each of the others, which is what `estimators.moments` needs
-        of them. Nothing where no scores were taken, unless all gradients are known to be 0.
+        The mean of the g_i is the gradient of verl's loss. Where scores of some prompts alone were taken, their mean
+        stands for each of the others, which is what `estimators.moments` needs of them. Nothing where no scores were
+        taken, unless all gradients are known to be 0.
 
         Args:
             data: `advantages` and `response_mask` in the batch's order.
             scale: the factor of an output's advantage in the loss.
             rewards_PG: the rewards F; with `rows` only.
-            rows: the number of prompts to train on, where batches hold a good part of them.
+            rows: the number of prompts to train on, where they can be counted; then `own2` is `estimators.own_norm2`.
         """
-        groups = self.groups
-        coef_PG = groups.take(_one_an_output(data)) * groups.valid_PG * scale * len(groups.rows_of)
+        valid_PG, known_P = self.groups.valid_PG, self._known_P
+        scale = scale * len(valid_PG)  # in g_i
+        coef_PG = self.groups.take(_one_an_output(data)) * valid_PG * scale
         if not coef_PG.any():
             return {"group_norm2": [0.0] * len(coef_PG)}
-        if not self.exact:
+        if self._gram_PGK is None:
             return {}
-        gram_PGG, known_P = self._gram_PGG(), self._known_P
+        gram_PGG = self._gram_PGK if self._settings.exact_pairs else self._estimated_PGG()
         norm2_P = estimators.group_norm2(gram_PGG, coef_PG)
         norm2_P[~known_P] = norm2_P[known_P].mean()
         norms = {"group_norm2": norm2_P.tolist()}
         if rows is None or rewards_PG is None:
             return norms
-        unit_P = groups.valid_PG.sum(1) * scale * len(groups.rows_of)  # verl's g_i over the mean of A s
-        gram_PGG = gram_PGG.double() * unit_P.square()[:, None, None]
-        own2 = estimators.own_norm2(gram_PGG[known_P], rewards_PG[known_P], groups.valid_PG[known_P])
+        unit_P = valid_PG.sum(1) * scale  # verl's g_i over the mean of A s
+        gram_PGG = gram_PGG * unit_P.square()[:, None, None]
+        own2 = estimators.own_norm2(gram_PGG[known_P], rewards_PG[known_P], valid_PG[known_P])
         return norms | {"own2": own2, "rows": rows}
 
-    def rewards(self, data: Any, column: str) -> Tensor:
-        """The reward of every output, (P, G), from the column that holds rewards token by token."""
-        return self.groups.take(data[column].to_padded_tensor(0).double().sum(1))
-
-    def _gram_PGG(self) -> Tensor:
-        groups, size = self.groups, self.groups.size
-        if self._gram is not None:
-            return groups.take(self._gram)[:, :, :size]
-        assert self._sketch is not None
-        sketch_PGKL = groups.take(self._sketch.double())
+    def _estimated_PGG(self) -> Tensor:
+        """Inner products of prompts' scores from sketches, but exact squared norms."""
+        sketch_PGKL = self._columns[SKETCH].unflatten(2, (len(self._seeds), -1))
         gram_PGG = torch.einsum("pgkl,phkl->pgh", sketch_PGKL, sketch_PGKL) / len(self._seeds)
-        return gram_PGG.diagonal_scatter(groups.take(self.norm2_S.double()), dim1=1, dim2=2)
+        return gram_PGG.diagonal_scatter(self.norm2_PG, dim1=1, dim2=2)
 
-    def ledger(self, data: Any, rewards: str, prior: estimators.Prior) -> dict[str, float]:
-        """What the noise of this batch's gradient would have been under every baseline but the token-level one.
-
-        Args:
-            data: `response_mask` and rewards token by token.
-            rewards: the name of the column that holds these rewards.
-            prior: the prior of `oblr_shrunk`.
-        """
-        groups, valid_PG = self.groups, self.groups.valid_PG
-        assert self._sketch is not None
-        rewards_PG = self.rewards(data, rewards)
-        own_PGT, norm2_PG = groups.take(data["response_mask"].to_padded_tensor(0).double()), groups.take(self.norm2_S)
-        sketches = groups.take(self._sketch.double()).flatten(0, 1).unbind(1)
-        known_P = valid_PG.any(1)
-        rows_S = known_P.repeat_interleave(groups.size)
-        gram_KSS = gram_of(sketches, norm2_PG.flatten())[:, rows_S][:, :, rows_S]
-        inputs = estimators.baseline_inputs(own_PGT[known_P], norm2_PG[known_P].double())
-        ledger = ledger_of(gram_KSS, rewards_PG[known_P], valid_PG[known_P], inputs, prior)
+    def ledger(self, rewards_PG: Tensor, prior: estimators.Prior) -> dict[str, float]:
+        """What the noise of this batch's gradient would have been under every baseline but the token-level one."""
+        assert self._gram_PGK is not None
+        keep_P, K = self.groups.valid_PG.any(1), self._gram_PGK.shape[2]
+        sketches = self._columns[SKETCH][keep_P].flatten(0, 1).tensor_split(len(self._seeds), 1)
+        gram_SS = gram_of(sketches, self._gram_PGK[keep_P].reshape(-1, K, K))  # exact of prompts, or of single rows
+        inputs = estimators.baseline_inputs(self._own_PGT[keep_P], self.norm2_PG[keep_P])
+        ledger = ledger_of(gram_SS, rewards_PG[keep_P], self.groups.valid_PG[keep_P], inputs, prior)
         return {f"critic/{name}": value for name, value in ledger_metrics(ledger).items()}
 
 
@@ -196,16 +182,15 @@ def _dense(column: Tensor) -> Tensor:
 
 def _one_an_output(data: Any) -> Tensor:
     """The advantage of every output, (S,)."""
-    mask = data["response_mask"].to_padded_tensor(0).bool()
-    advantages = data["advantages"].to_padded_tensor(0).double()
-    highest = advantages.masked_fill(~mask, -torch.inf).amax(1)
-    lowest = advantages.masked_fill(~mask, torch.inf).amin(1)
-    if not torch.allclose(highest[mask.any(1)], lowest[mask.any(1)]):
+    mask_SC = data["response_mask"].to_padded_tensor(0)
+    advantage_SC = data["advantages"].to_padded_tensor(0).double() * mask_SC
+    advantage_S: Tensor = advantage_SC.sum(1) / mask_SC.sum(1).clamp(min=1)
+    if not torch.allclose(advantage_SC, advantage_S[:, None] * mask_SC):
         raise InputError(
             "trainer_mode oblr_po measures signal and noise of gradients with one advantage per completion, and "
             "algorithm.adv_estimator gives its tokens different ones; set +oblrpo.schedule=off."
         )
-    return torch.where(mask.any(1), highest, 0)
+    return advantage_S
 
 
 @register_trainer("oblr_po")
@@ -216,9 +201,8 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
     """
 
     def __init__(self, config: Any) -> None:
-        check_config(config)
         self._oblrpo = read_settings(OmegaConf.to_container(config.get("oblrpo") or OmegaConf.create({})))
-        check_choice(config, self._oblrpo)
+        check_config(config, self._oblrpo)
         with open_dict(config):
             config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # the only settings that reach the workers
             config.trainer.v1.trainer_mode = "sync"  # verl compares this name in several places
@@ -263,12 +247,12 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Compute old log-probabilities as verl does, and scores, or what stands for them, in the same pass."""
-        uids = [_uid(key) for key in batch.keys]
-        outputs = self.config.actor_rollout_ref.rollout.n
+        uids, outputs = [_uid(key) for key in batch.keys], self.config.actor_rollout_ref.rollout.n
         self._scores = BatchScores(self._oblrpo, self.global_steps, outputs, uids, self._measured)
-        batch.extra_info.update(self._scores.requests())
+        requests = self._scores.requests()
+        batch.extra_info.update(requests)
         batch = super()._compute_old_log_prob(batch, metrics)
-        for key in self._scores.requests():
+        for key in requests:
             batch.extra_info.pop(key, None)
         return batch
 
@@ -278,31 +262,30 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         A calibrated proxy sees exact norms only after it gave the weights, which therefore know nothing of the batch's
         other outputs: the gradient stays unbiased.
         """
-        fields = ["uid", "response_mask", *self._scores.columns]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        self._scores.take(data)
-        self._pass = self._baseline.begin()
-        inputs = EstimatorInputs(self._scores.weight_S(self._baseline.calibrated), self._pass)
-        with handed_over(inputs):
+        scores, past = self._scores, self._baseline
+        scores.take(self._fetched(batch, "uid", "response_mask", *scores.columns))
+        self._pass = past.begin()
+        with taken_from(lambda rewards_S: scores.advantages(rewards_S, self._pass, metrics)):
             batch = super()._compute_advantage(batch, metrics)
-        metrics.update(inputs.metrics)
-        if self._oblrpo.calibrated and self._scores.exact:
-            agreement = self._scores.teach(self._baseline.calibrated)
+        if self._oblrpo.calibrated and scores.exact:
+            agreement = scores.teach(past.calibrated)
             metrics.update({} if math.isnan(agreement) else {"critic/score_norm2/agreement_calibrated": agreement})
         rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
-        fields = ["advantages", "response_mask", rewards]
-        after = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        scale = self._loss_scale()
-        rewards_PG, valid_PG = self._scores.rewards(after, rewards), self._scores.groups.valid_PG
-        differs = estimators.differ(rewards_PG, valid_PG)
-        self._facts = {"differs": differs, "mean_length": self._scores.mean_length}
+        after = self._fetched(batch, "advantages", "response_mask", rewards)
+        rewards_PG = scores.groups.take(after[rewards].to_padded_tensor(0).double().sum(1))
+        differs = estimators.differ(rewards_PG, scores.groups.valid_PG)
+        self._facts = {"differs": differs, "mean_length": scores.mean_length}
         if differs and self._oblrpo.needs_moments:
-            self._facts |= self._scores.group_norm2(after, scale, rewards_PG, _rows(self.config, self.train_dataset))
+            rows = _rows(self.config, self.train_dataset)
+            self._facts |= scores.group_norm2(after, self._loss_scale(), rewards_PG, rows)
             self._measured = self._measured or any(self._facts.get("group_norm2", ()))
-            self._facts["headroom"] = estimators.headroom(rewards_PG, valid_PG)
-        if self._scores.takes_ledger:
-            metrics.update(self._scores.ledger(after, rewards, self._baseline.prior))
+            self._facts["headroom"] = estimators.headroom(rewards_PG, scores.groups.valid_PG)
+        if scores.takes_ledger:
+            metrics.update(scores.ledger(rewards_PG, past.prior))
         return batch
+
+    def _fetched(self, batch: Any, *columns: str) -> Any:
+        return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*columns])
 
     def _loss_scale(self) -> float:
         """The factor of an output's advantage in the gradient of verl's loss, beside minus grad log pi(o|q)."""
