@@ -1,6 +1,6 @@
 """What score norms of a real policy are like, and what each baseline makes of them, on batches of a recipe.
 
-    python -m lab.benchmarks.real_scores MODEL --recipe smollm2-format [--batches 4] [--prompts 8] [--seed 0]
+    python -m lab.benchmarks.real_scores MODEL --recipe RECIPE [--batches 4] [--prompts 8] [--seed 0]
 
 Draws the recipe's own batches from the policy in MODEL, and prints
 - the exponent a of ||grad log pi||^2 ~ T^a within prompts, by least squares on logarithms; its 95 % interval counts

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.tasks import ADDITION
 from oblrpo.cli.flags import documented
 from oblrpo.estimators import BASELINES
 from oblrpo.settings import TrainConfig, flatten, read_yaml, read_yaml_file, yaml_text
@@ -230,7 +231,7 @@ def test_the_rate_runs_its_course_once(small_run, tmp_path, settings, shares):
     assert got == pytest.approx([0.1 * share for share in shares])
 
 
-@pytest.mark.parametrize("task", ["path", "addition", "countdown"])
+@pytest.mark.parametrize("task", ["path", "arithmetic", ADDITION])
 def test_every_built_in_task_warm_starts_and_trains(small_run, task, tmp_path):
     code, _, err = small_run(task=task, warm_start_steps=2, warm_start_args={"batch": 4}, steps=2)
     assert code == 0, err
