@@ -38,7 +38,7 @@ def load_named(path: str, what: str = "reward", kind: str = "function") -> Calla
         fitting = {word: each for word, each in vars(module).items() if fits(each) and word[0] != "_"}
         own = [word for word, each in fitting.items() if each.__module__ == module.__name__]
         fix = f"write {file}{colon or '.'}{(get_close_matches(name, own, 1) or own)[0]}; " if own else ""
-        lacks = f": {file} has no {kind} '{name}'" if name else " does not name a {kind} of the file"
+        lacks = f": {file} has no {kind} '{name}'" if name else f" does not name a {kind} of the file"
         more = ", ..." if len(own) > 10 else ""
         raise InputError(f"{what} '{path}'{lacks}; {fix}it defines: {', '.join(own[:10]) or 'none'}{more}.")
     if not callable(found):

@@ -27,7 +27,7 @@ KEYS = {
     "time/sampling", "time/rewards", "time/training", "time/looks", "time/files",
 }  # fmt: skip
 LEDGER = {f"{kind}/{name}" for kind in ("variance", "signal2") for name in BASELINES}
-LEDGER |= {"variance_between_prompts", "effective_dimension"}
+LEDGER |= {"variance_between_prompts"}
 
 
 @pytest.mark.page
@@ -340,7 +340,7 @@ def test_all_help_reads_like_documentation(oblrpo):
     flat = flatten(TrainConfig())
     for key in flat:
         assert re.search(rf"^  --(\[no-\])?{key.replace('_', '-')} ", out, re.MULTILINE) or key == "recipe"
-    for name in ("oblrpo", "rloo", "grpo", "debiased", "plugin", "countdown", "group_std", "token_mean"):
+    for name in ("oblrpo", "rloo", "grpo", "debiased", "plugin", "arithmetic", "group_std", "token_mean"):
         assert name in out
     assert oblrpo("--help")[0] == 0
     assert oblrpo("--version")[1].strip()
