@@ -7,7 +7,6 @@ import pytest
 
 from oblrpo.errors import InputError
 from oblrpo.estimators.ledger import Ledger, LedgerEntry
-from oblrpo.intervals import Mean
 from oblrpo.settings import TrainConfig
 from oblrpo.trainer import look as looking
 from oblrpo.trainer.look import _Batch, _summed_up, look
@@ -16,14 +15,10 @@ from tests.cli.conftest import _place_of_whole, dense_reward, oblrpo, run, whole
 __all__ = ["_place_of_whole", "dense_reward", "oblrpo", "run", "whole"]
 
 
-def entry(variance, signal2):
-    return LedgerEntry(variance, signal2)
-
-
 def seen_at(step, signals, run_n_snr=None):
     """The look at two batches of 32 prompts, for a run of 16."""
     batches = [
-        _Batch(reward, Ledger({"rloo": entry(4.0, signal), "oblr_shrunk": entry(1.0, signal)}, 1.0), 0.5)
+        _Batch(reward, Ledger({"rloo": LedgerEntry(4.0, signal), "oblr_shrunk": LedgerEntry(1.0, signal)}, 1.0))
         for reward, signal in zip((0.2, 0.4), signals, strict=True)
     ]
     config = TrainConfig()
@@ -40,7 +35,6 @@ def test_the_look_of_batches_that_are_known():
     assert (seen.n_snr_low, seen.reward.value, seen.between.value) == (0.0, pytest.approx(0.3), 0.25)
     assert seen.n_snr_high == pytest.approx(seen.n_snr * (1 + 12.706 * math.sqrt(2) / math.sqrt(2) / 2), rel=1e-3)
     assert seen.variance["oblr_shrunk"].value == pytest.approx(0.25)
-    assert (seen.depends, seen.length.value) == (False, 0.5)
     assert "the critical batch is 64 prompts" in str(seen)
     whose = "of this one policy (step 7); the run logged {} there, a mean over the policies of its last steps"
     assert whose.format("none") in str(seen)
@@ -52,19 +46,3 @@ def test_a_batch_may_be_as_large_as_is_said(run, monkeypatch):
     assert look(run, prompts=2).prompts == 2
     with pytest.raises(InputError, match="--prompts is 3; a look at this run takes at most 2, each with 3 completions"):
         look(run, prompts=3)
-
-
-@pytest.mark.parametrize(
-    ("mean", "words"),
-    [
-        (Mean(0.95, 0.02, 4), "a good proxy"),
-        (Mean(0.95, 0.08, 4), "perhaps a good proxy"),
-        (Mean(0.85, 0.08, 4), "perhaps a good proxy"),
-        (Mean(0.85, 0.02, 4), "a poor proxy"),
-        (Mean(0.95, None, 1), "in one batch only, too few to say"),
-    ],
-)
-def test_a_proxy_is_good_or_poor_where_its_whole_interval_is(mean, words):
-    seen = str(replace(seen_at(7, (1.0, 3.0)), length=mean))
-    assert words in next(line for line in seen.splitlines() if line.startswith("  length "))
-    assert ("perhaps" in seen) == ("perhaps" in words)

@@ -1,4 +1,4 @@
-"""What logs cannot show of a run, measured once with its checkpoints: noise, batch, baselines, length, assumption.
+"""What logs cannot show of a run, measured once with its newest checkpoint: noise, batch, baselines.
 
 Some batches of fresh prompts are sampled and scored; nothing is learned, and the run's folder stays as it is. A look is
 at one policy, a checkpoint's. The run's own N SNR is a mean over the policies of its last steps, which differ.
@@ -16,12 +16,11 @@ import torch
 
 from oblrpo.algorithms import resolve
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, Ledger, depends_on_own_output
+from oblrpo.estimators import BASELINES, Ledger
 from oblrpo.intervals import GeometricMean, Mean, geometric_mean, mean
 from oblrpo.rewards import Rewards
 from oblrpo.runs import RunFolder
 from oblrpo.runs.state_files import load_state
-from oblrpo.scores.proxies import agreement
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
 from oblrpo.step import Learner
@@ -64,10 +63,6 @@ class Findings:
     the loss weighs completions by their lengths, which has another mean gradient."""
     variance: Mapping[str, GeometricMean]
     """The variance under each baseline over that under `rloo`, on the same batches."""
-    length: Mean | None
-    """The correlation of log length and log squared score norm within prompts; None where lengths do not differ."""
-    depends: bool
-    """Whether the run's baseline changes with the completion that it is subtracted from."""
 
     @property
     def critical(self) -> float:
@@ -88,8 +83,7 @@ class Findings:
 
     def plain(self) -> dict[str, Any]:
         """It as a JSON object."""
-        found = asdict(self) | {"critical_batch_size": self.critical if math.isfinite(self.critical) else None}
-        return found | {"variance": {name: asdict(ratio) for name, ratio in self.variance.items()}}
+        return asdict(self) | {"critical_batch_size": self.critical if math.isfinite(self.critical) else None}
 
     def __str__(self) -> str:
         run = "none" if self.run_n_snr is None else f"{self.run_n_snr:.2g}"
@@ -101,8 +95,6 @@ class Findings:
             f"                    of this one policy (step {self.step}); the run logged {run} there, a mean over the "
             "policies of its last steps",
             f"  noise             {self._noise()}",
-            f"  length            {self._length()}",
-            f"  bias              {self._bias()}",
             "  gradient variance under each baseline, relative to rloo on the same batches:",
         ]
         if not self.variance:
@@ -121,22 +113,6 @@ class Findings:
         if self.between is None:
             return "its source is not known under this loss weighting"
         return f"a share of {_figure(self.between)} comes from which prompts are drawn, the rest from their completions"
-
-    def _length(self) -> str:
-        if self.length is None:
-            return "completions of a prompt are equally long, and cannot be weighted by length"
-        if self.length.margin is None:
-            return "completions of a prompt differ in length in one batch only, too few to say"
-        good = "a good" if self.length.low > GOOD else "a poor" if self.length.high < GOOD else "perhaps a good"
-        return f"{good} proxy for score norms here: within prompts their logarithms correlate by {_figure(self.length)}"
-
-    def _bias(self) -> str:
-        if self.depends:
-            return f"biased: {self.baseline} changes with the completion it is subtracted from"
-        return f"unbiased: {self.baseline} does not depend on the completion it is subtracted from"
-
-
-GOOD = 0.9  # the correlation from which on a proxy is called good: four fifths of the spread
 
 
 def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -> Findings:
@@ -184,7 +160,6 @@ def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -
 class _Batch:
     reward: float
     ledger: Ledger
-    length: float  # correlation with score norms
 
 
 def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: int) -> _Batch | None:
@@ -198,11 +173,8 @@ def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: i
     looked = learner.looks.at(batch, batch.count_P.nonzero().flatten(), seed=number)
     if (ledger := learner.looks.ledger(looked, batch, learner.baseline.prior, learner.weights(charged))) is None:
         return None
-    G, chosen_P, norm2_S = config.rollout.num_generations, looked.prompts_P, looked.look.norm2_PG.flatten().double()
-    lengths_S = sampled.rollouts.sequences.lengths_S.view(-1, G)[chosen_P].flatten().to(norm2_S)
-    valid_S = sampled.valid_PG[chosen_P].flatten()
     reward = float(sampled.rewards_PG[sampled.valid_PG].mean())
-    return _Batch(reward, ledger, agreement(lengths_S, norm2_S, G, valid_S))
+    return _Batch(reward, ledger)
 
 
 def _summed_up(
@@ -212,7 +184,6 @@ def _summed_up(
     entries, P = [batch.ledger.entries[own] for batch in batches], config.rollout.prompts_per_step
     signal, noise = mean([entry.signal2 for entry in entries]), mean([entry.variance for entry in entries]).value
     per_signal = P / size / noise if noise > 0 else 0.0  # `variance` is that of a batch of `size` prompts
-    lengths = [batch.length for batch in batches if not math.isnan(batch.length)]
     rloo = [batch.ledger.entries["rloo"].variance for batch in batches]
     pairs = [(batch.ledger.between, under) for batch, under in zip(batches, rloo, strict=True) if under > 0]
     shares = [between / under for between, under in pairs if not math.isnan(between)]
@@ -236,8 +207,6 @@ def _summed_up(
         run_prompts=P,
         between=mean(shares) if shares else None,
         variance={name: geometric_mean(of) for name, of in ratios.items() if of and min(of) > 0},
-        length=mean(lengths) if lengths else None,
-        depends=depends_on_own_output(own),
     )
 
 
