@@ -134,7 +134,7 @@ def test_trl_is_given_the_recipes_prompts_and_rewards(saved_model, tmp_path):
     lessons = trl_run.Lessons(config, make_policy(config.policy))
     asked = [problem for step in (1, 2) for problem in task_of(config).train_batch(step, 3)]
     assert lessons.draw({"row": [2, 3]}) == {"prompt": [asked[2].prompt, asked[3].prompt], "row": [2, 3]}
-    completions = [asked[3].answer, "nothing", "nothing", "x=" + asked[1].answer]
+    completions = [asked[3].answer, "nothing", "nothing", asked[1].answer + "\nmore"]
     assert lessons.reward(prompts=[], completions=completions, row=[3, 3, 1, 1]) == [1.0, 0.0, 0.0, 1.0]
 
 
