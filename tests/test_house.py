@@ -18,7 +18,7 @@ LABORATORY = {
 }
 
 
-MOST_LINES = 31_255
+MOST_LINES = 30_492
 """Lines of Python in the package, with docstrings and blank lines: what comes in has to send something out."""
 
 
@@ -94,7 +94,7 @@ def test_tasks_import_psutil_and_the_standard_library_only():
         "for name in set(sys.modules) - before})"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    rooms = ("errors", "regular_files", "streams", "tasks", "workers")
+    rooms = ("errors", "regular_files", "streams", "tasks", "user_code", "workers")
     ours = {"oblrpo", "psutil", *(f"oblrpo.{room}" for room in rooms)}
     assert {name for name in out if name not in sys.stdlib_module_names} <= ours
 

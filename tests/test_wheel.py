@@ -29,7 +29,7 @@ def test_the_wheel_holds_the_package_whole_and_no_laboratory(built):
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = [file for file in (ROOT / "src" / "oblrpo").rglob("*") if file.is_file() and file.suffix != ".pyc"]
     assert held == {file.relative_to(ROOT / "src").as_posix() for file in files}
-    assert {"oblrpo/py.typed", "oblrpo/recipes/demo.yaml", "oblrpo/recipes/sums.jsonl"} <= held
+    assert {"oblrpo/py.typed", "oblrpo/recipes/demo.yaml"} <= held
 
 
 def test_the_source_archive_holds_package_laboratory_tests_and_pages(built):

@@ -1,7 +1,7 @@
-"""Rows of prompt and completion for `oblrpo train --sft-data`, from a built-in task's own demonstrations.
+"""Rows of prompt and completion for `oblrpo train --sft-data`, from a task's own demonstrations.
 
-    python -m lab.benchmarks.demonstrations --task addition --task-args '{min_terms: 2, max_terms: 4, largest: 20}' \\
-        --rows 400 --noise 0.1 > src/oblrpo/recipes/sums.jsonl
+    python -m lab.benchmarks.demonstrations --task-args '{min_terms: 2, max_terms: 4, largest: 20}' \\
+        --rows 400 --noise 0.1 > lab/recipes/sums.jsonl
 
 The problems are of the task's training part, without repetition; each step of a demonstration is wrong with the
 probability --noise. The rows are a function of the arguments alone.
@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Iterator
 
+from lab.tasks import ADDITION
 from oblrpo.settings import read_yaml
 from oblrpo.tasks import make_task
 
@@ -25,7 +26,7 @@ def rows_of(task: str, task_args: dict, rows: int, noise: float, seed: int) -> I
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--task", default="addition")
+    parser.add_argument("--task", default=ADDITION)
     parser.add_argument("--task-args", default="{}", help="YAML, as of `oblrpo train`")
     parser.add_argument("--rows", type=int, default=400)
     parser.add_argument("--noise", type=float, default=0.1)

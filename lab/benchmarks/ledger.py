@@ -76,7 +76,7 @@ def main() -> None:
     predicted, seen, costs, on_policy = {}, {}, [], ImportanceWeights(RATIOS["none"])
     for batch in range(B):
         problems = task.train_batch(20_000 + batch, P)
-        rollouts = sample(policy, [problem.prompt for problem in problems], G, LONGEST[arguments.task], 1.0)
+        rollouts = sample(policy, [problem.prompt for problem in problems], G, LONGEST[task.name], 1.0)
         rewards_PG = torch.tensor(pay(problems, rollouts.completions)[0])
         begun = time.perf_counter()
         policy.logps(rollouts.sequences).logps_S.sum().backward()

@@ -53,9 +53,9 @@ def draw(
     model: str, task_name: str, task_args: dict, prompts: int, outputs: int, seed: int, longest: int | None = None
 ) -> Pool:
     """Sample at most `longest` tokens, score, and take within-prompt Gram matrices and sketches of the scores."""
-    longest = longest or LONGEST[task_name]
     policy = load_policy(model, PolicyConfig(device="cpu"))
     task = make_task(task_name, seed, **task_args)
+    longest = longest or LONGEST[task.name]
     pay = Rewards(task)
     torch.manual_seed(seed)
     problems = [problem for step in range(1 + prompts // 32) for problem in task.train_batch(10_000 + step, 32)][

@@ -1,6 +1,6 @@
 """What score norms of a real policy are like, and what each baseline makes of them, on batches of a recipe.
 
-    python -m lab.benchmarks.real_scores MODEL --recipe smollm2-format [--batches 4] [--prompts 8] [--seed 0]
+    python -m lab.benchmarks.real_scores MODEL --recipe RECIPE [--batches 4] [--prompts 8] [--seed 0]
 
 Draws the recipe's own batches from the policy in MODEL, and prints
 - the exponent a of ||grad log pi||^2 ~ T^a within prompts, by least squares on logarithms; its 95 % interval counts
@@ -133,7 +133,8 @@ def variances(source: Source, batches: list[Drawn], first: Drawn) -> None:
             entries = {name: entry.variance for name, entry in ledger.entries.items() if BASELINES[name].unbiased}
             for name, variance in entries.items() if entries["rloo"] else ():
                 ratios.setdefault(name, []).append(variance / entries["rloo"])
-            shares.append(ledger.entries["rloo"].snr)
+            of_rloo = ledger.entries["rloo"]
+            shares.append(max(of_rloo.signal2, 0.0) / of_rloo.variance if of_rloo.variance > 0 else math.nan)
         prior.observe(each.batch.rewards_PG, each.norm2_S.view_as(each.batch.rewards_PG), each.batch.valid_PG)
         prior.next_step()
     print("| baseline | variance over RLOO's |\n|---|---|")

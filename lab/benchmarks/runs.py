@@ -8,20 +8,21 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from lab.tasks import ADDITION, COUNTDOWN
 from oblrpo.compare.plan import PlannedRun
 from oblrpo.compare.training import how_it_ended, start
 from oblrpo.intervals import mean
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 
-ADDITION = {"task": "addition", "task_args": {"max_terms": 4}, "max_completion_length": 24}
+SUMS = {"task": ADDITION, "task_args": {"max_terms": 4}, "max_completion_length": 24}
 
 STARTS: dict[str, dict[str, Any]] = {
     # a task at a level of skill: settings of the supervised warm start, and of the task
     "path": {"warm_start_steps": 200},
-    "addition": ADDITION | {"warm_start_steps": 300, "warm_start_args": {"noise": 0.05}},
-    "addition-high": ADDITION | {"warm_start_steps": 500, "warm_start_args": {"noise": 0.02}},
+    "addition": SUMS | {"warm_start_steps": 300, "warm_start_args": {"noise": 0.05}},
+    "addition-high": SUMS | {"warm_start_steps": 500, "warm_start_args": {"noise": 0.02}},
     "countdown": {
-        "task": "countdown", "max_completion_length": 24, "warm_start_steps": 800, "warm_start_args": {"noise": 0.05},
+        "task": COUNTDOWN, "max_completion_length": 24, "warm_start_steps": 800, "warm_start_args": {"noise": 0.05},
     },
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.benchmarks.runs import STARTS
 from lab.results.training import start
+from lab.tasks import ADDITION
 from oblrpo.compare.training import how_it_ended
 
 SKILLS: dict[str, dict[str, Any]] = {
@@ -16,11 +17,13 @@ SKILLS: dict[str, dict[str, Any]] = {
         "warm_start_steps": 600, "warm_start_args": {"noise": 0.05},
     },
     "two-digit-addition": {
-        "task": "addition", "task_args": {"min_terms": 2, "max_terms": 3, "largest": 30}, "max_completion_length": 24,
+        "task": ADDITION, "task_args": {"min_terms": 2, "max_terms": 3, "largest": 30}, "max_completion_length": 24,
         "warm_start_steps": 500, "warm_start_args": {"noise": 0.05},
     },
 }  # fmt: skip
 """Tasks at a level of skill: settings over the demo's of the supervised warm start, and of the task."""
+RECIPES = Path(__file__).parents[1] / "recipes"
+"""Recipes of the laboratory, beside those of the package."""
 
 
 def recipe_of(policy: str, seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -30,7 +33,8 @@ def recipe_of(policy: str, seed: int, folder: Path) -> tuple[str, dict[str, Any]
         RuntimeError: the warm start failed.
     """
     if policy not in SKILLS:
-        return policy, {}
+        own = RECIPES / f"{policy}.yaml"
+        return str(own) if own.is_file() else policy, {}
     skill = SKILLS[policy]
     output = folder / f"warm_{policy}_{seed}"
     checkpoint = output / "checkpoints" / "step_0"

@@ -10,7 +10,6 @@ from typing import Any
 
 from oblrpo.checksums import sum_of
 from oblrpo.errors import InputError
-from oblrpo.rewards.worker import load_function
 from oblrpo.settings import AlgorithmConfig, OptimConfig
 from oblrpo.tables.algorithms import (
     ALGORITHMS,
@@ -23,6 +22,7 @@ from oblrpo.tables.algorithms import (
     Ratio,
 )
 from oblrpo.tables.baselines import BASELINES
+from oblrpo.user_code import load_named
 
 _registered: dict[str, str] = {}
 """Baselines by `file.py:function` -> the digest of the file that they were loaded from."""
@@ -78,7 +78,7 @@ def _register(path: str) -> None:
     file = Path(path.rpartition(":")[0])
     if file.is_file() and sum_of(file) == _registered.get(path):
         return
-    function: Any = load_function(path, "baseline")
+    function: Any = load_named(path, "baseline")
     from oblrpo.estimators import register_baseline  # here, because it loads torch
 
     try:

@@ -78,11 +78,11 @@ def summary_of(trainer: Trainer) -> str:
 def check_files(*sources: Sequence[str]) -> None:
     """Refuse files of data that are not there, before libraries and models load, which takes a while."""
     from oblrpo.tasks.rows import unreadable
-    from oblrpo.tasks.sources import is_hub_name, path_of
+    from oblrpo.tasks.sources import is_hub_name
 
     for names in sources:
         of_hub = len(names) == 1 and is_hub_name(names[0])
-        for path in [] if of_hub else [path_of(name) for name in names if not name.startswith(PREFIX)]:
+        for path in [] if of_hub else [Path(name) for name in names if not name.startswith(PREFIX)]:
             try:
                 regular(path)
             except (OSError, ValueError) as error:

@@ -16,17 +16,11 @@ _SHOWN = {"±": "+-", "…": "...", "·": "-", "—": "-", "→": "->", "²": "^
 
 
 def _letters(error: UnicodeError) -> tuple[str, int]:
-    """Return for each character the nearest in ASCII: of a plot of dots its upper and lower halves, else an escape."""
+    """Return for each character the nearest in ASCII, else an escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(map(_letter, error.object[error.start : error.end])), error.end
-
-
-def _letter(character: str) -> str:
-    dots = ord(character) - 0x2800  # braille: bits 0, 1, 3, 4 are the four dots above, 2, 5, 6, 7 those below
-    if 0 <= dots < 256:
-        return " '.:"[bool(dots & 0b00011011) + 2 * bool(dots & 0b11100100)]
-    return _SHOWN.get(character) or character.encode("ascii", "backslashreplace").decode()
+    letters = error.object[error.start : error.end]
+    return "".join(_SHOWN.get(each) or each.encode("ascii", "backslashreplace").decode() for each in letters), error.end
 
 
 codecs.register_error(PLAIN, _letters)

@@ -151,7 +151,7 @@ def test_a_file_of_data_is_missed_before_libraries_load(oblrpo, tmp_path, monkey
     monkeypatch.setattr("oblrpo.cli.evaluate._load", None)
     for words in (["train", "--data"], ["train", "--eval-data"], ["train", "--sft-data"], ["evaluate", "m", "--data"]):
         complained(oblrpo(*words, "mien.csv"), "Cannot read the data file mien.csv")
-    check_files(["python:3 rows, sha256 0123abcd"], ["owner/name[test]"], ["oblrpo:sums.jsonl", "mine.csv"])
+    check_files(["python:3 rows, sha256 0123abcd"], ["owner/name[test]"], ["mine.csv"])
 
 
 def test_names_are_not_taken_for_markup(small_run, tmp_path):

@@ -96,3 +96,13 @@ def test_numbers_that_nobody_gave_fit_the_rows_that_are_accepted(tmp_path, oblrp
     assert now <= 18
     assert f"prompts_per_step {now} instead of {before} (no more to train on)" in out
     assert oblrpo("train", "--resume", *run, 3)[0] == 0
+
+
+def test_a_task_of_ones_own_that_has_changed_is_told(tmp_path, small_run, oblrpo):
+    file = tmp_path / "mine.py"
+    file.write_text("from oblrpo.tasks.path import PathTask\n\n\nclass Routes(PathTask):\n    pass\n")
+    assert small_run(task=f"{file}:Routes", steps=1)[0] == 0
+    file.write_text(file.read_text() + "# otherwise\n")
+    go_on = ["train", "--resume", "--output", tmp_path / "run", "--steps", 2]
+    complained(oblrpo(*go_on), f": task {file}:Routes changed since", "--accept-changed")
+    assert oblrpo(*go_on, "--accept-changed")[0] == 0

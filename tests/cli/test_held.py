@@ -47,10 +47,10 @@ def test_a_run_that_another_process_writes_is_left_alone(run, oblrpo, elsewhere)
     other = elsewhere(run)
     complained(oblrpo("train", "--resume", "--output", run, "--steps", 5), "another process is writing", str(run))
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    complained(oblrpo("train", "--task", "addition", "--output", run), "another process is writing", str(run))
+    complained(oblrpo("train", "--task", "arithmetic", "--output", run), "another process is writing", str(run))
     other.kill()
     other.wait()
-    complained(oblrpo("train", "--task", "addition", "--output", run), f"{run} already exists; add --resume")
+    complained(oblrpo("train", "--task", "arithmetic", "--output", run), f"{run} already exists; add --resume")
     assert oblrpo("train", "--resume", "--output", run, "--steps", 5)[0] == 0
     assert [row["step"] for row in metrics_of(run)] == [0, 1, 2, 3, 4, 5]
 

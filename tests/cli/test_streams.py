@@ -34,10 +34,8 @@ def run(tmp_path):
 
 
 @pytest.mark.slow
-def test_where_there_is_only_ascii_a_plot_is_plain_and_standard_error_may_be_closed(run):
+def test_there_may_be_only_ascii_and_standard_error_may_be_closed(run):
     out = run("2>&-", LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="").decode("ascii")
-    assert "(reward)" in out
-    assert ":" in out.split("(reward)")[1].split("(step)")[0]
     assert "held-out accuracy" in out
 
 
@@ -48,9 +46,9 @@ def test_nobody_need_read_it(run, streams):
 
 
 def test_a_character_that_is_not_there_is_written_plainly():
-    told = "⡇⠉⣀⠀ 0.5 ± 0.1 … é \udcc3"
-    assert told.encode("ascii", streams.PLAIN) == rb":'.  0.5 +- 0.1 ... \xe9 \udcc3"
-    assert told.encode("latin-1", streams.PLAIN) == b":'.  0.5 \xb1 0.1 ... \xe9 \\udcc3"
+    told = "0.5 ± 0.1 … é \udcc3"
+    assert told.encode("ascii", streams.PLAIN) == rb"0.5 +- 0.1 ... \xe9 \udcc3"
+    assert told.encode("latin-1", streams.PLAIN) == b"0.5 \xb1 0.1 ... \xe9 \\udcc3"
     with pytest.raises(UnicodeDecodeError):
         b"\xff".decode("ascii", streams.PLAIN)
 
@@ -71,7 +69,7 @@ def test_only_commands_that_leave_files_go_on_when_nobody_reads(command, code):
     assert (done.returncode, done.stderr) == (code, "")
 
 
-def test_a_program_may_have_no_standard_output(monkeypatch):
+def test_a_program_may_have_no_standard_output():
     """As one without a console on Windows; the file that is opened next must not take its number."""
     code = (
         "import os, sys; from oblrpo.streams import install_streams; install_streams(); print('x')\n"
@@ -80,7 +78,3 @@ def test_a_program_may_have_no_standard_output(monkeypatch):
     )
     done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=False)
     assert done.returncode == 7
-    from oblrpo.report.console import _curve
-
-    monkeypatch.setattr(sys, "stdout", None)
-    assert "(reward)" in _curve([{"step": 1, "reward": 0.5}])

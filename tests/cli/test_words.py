@@ -27,7 +27,7 @@ def settings(*words):
         (["--learning-rate", "-1", "--seed", "-3"], {"learning_rate": -1.0, "seed": -3}),
         (["--steps", "3", "--steps", "4", "--model="], {"steps": 4, "model": ""}),
         (["--recipe", "demo", "--lora", "{r: 16}"], {"recipe": "demo", "lora": {"r": 16}}),
-        (["--task", "addition", "--algorithm", "grpo"], {"task": "addition", "algorithm": "grpo"}),  # sections, too
+        (["--task", "arithmetic", "--algorithm", "grpo"], {"task": "arithmetic", "algorithm": "grpo"}),  # sections, too
         (["--chat", "demo", "--no_load-in-4bit"], {"chat": True, "recipe": "demo", "load_in_4bit": False}),
         (["--system-prompt", "- be brief", "--output=-x"], {"system_prompt": "- be brief", "output": "-x"}),
     ],

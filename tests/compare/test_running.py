@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.tasks import INSTRUCTIONS
 from oblrpo.compare.training import first_mistake
 from oblrpo.policy import make_policy
 from oblrpo.settings import PolicyConfig, flatten, read_yaml, yaml_text
@@ -153,7 +154,7 @@ def test_prompts_are_checked_as_a_named_model_reads_them(write_spec, tmp_path, t
     policy.tokenizer.chat_template = template
     policy.save(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
-    variant = {"model": str(tmp_path / "model"), "task": "instructions", "warm_start_steps": 0} | settings
+    variant = {"model": str(tmp_path / "model"), "task": INSTRUCTIONS, "warm_start_steps": 0} | settings
     run = plan_of(write_spec(variants={"b": variant}, share_warm_start=False), tmp_path / "out").all_known()[0]
     printed = first_mistake([run], [run])
     assert words in printed

@@ -195,7 +195,7 @@ def test_settings_and_built_in_tasks_by_name(tmp_path, train):
         model=None,
         data=None,
         reward=None,
-        task="addition",
+        task="arithmetic",
         model_args={"hidden_size": 16, "num_attention_heads": 2},
         steps=1,
     )

@@ -128,18 +128,18 @@ def trl_config(model, tmp_path, settings, *words):
 
 
 def test_trl_is_given_the_recipes_prompts_and_rewards(saved_model, tmp_path):
-    text = "task: addition\nprompts_per_step: 3\nnum_generations: 2\nmax_completion_length: 5\n"
+    text = "task: arithmetic\nprompts_per_step: 3\nnum_generations: 2\nmax_completion_length: 5\n"
     config = trl_config(saved_model, tmp_path, text, "--rate", "2e-6", "--seed", "4")
     assert (config.optim.learning_rate, config.run.seed, config.rollout.prompts_per_step) == (2e-6, 4, 3)
     lessons = trl_run.Lessons(config, make_policy(config.policy))
     asked = [problem for step in (1, 2) for problem in task_of(config).train_batch(step, 3)]
     assert lessons.draw({"row": [2, 3]}) == {"prompt": [asked[2].prompt, asked[3].prompt], "row": [2, 3]}
-    completions = [asked[3].answer, "nothing", "nothing", "x=" + asked[1].answer]
+    completions = [asked[3].answer, "nothing", "nothing", asked[1].answer + "\nmore"]
     assert lessons.reward(prompts=[], completions=completions, row=[3, 3, 1, 1]) == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_masked_rewards_are_none_for_trl(saved_model, tmp_path):
-    config = trl_config(saved_model, tmp_path, "task: addition\nnum_generations: 2\n")
+    config = trl_config(saved_model, tmp_path, "task: arithmetic\nnum_generations: 2\n")
     lessons = trl_run.Lessons(config, make_policy(config.policy))
     lessons.rewards = lambda problems, completions: ([[0.5, 0.0], [0.0, 2.0]], [[True, False], [True, True]])
     assert lessons.reward(completions=["a", "b", "c", "d"], row=[0, 0, 1, 1]) == [0.5, None, 0.0, 2.0]

@@ -102,7 +102,7 @@ def test_without_torch(monkeypatch):
 def test_what_needs_more_than_torch_and_transformers_is_skipped(tmp_path):
     """The tape and the bench run without the command line's libraries; the trainer's parts name what is missing."""
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(['rich', 'peft', 'plotille'])); "
+        "import sys; sys.modules.update(dict.fromkeys(['rich', 'peft'])); "
         "import lab.benchmarks.gpu.exactness as e, lab.benchmarks.gpu.shapes, lab.benchmarks.gpu.__main__ as g; "
         "e.FAMILIES = ['', 'llama-untied']; e.run = lambda page, *_: page.say('the tape'); "
         "lab.benchmarks.gpu.shapes.run = lambda page, *_: page.say('the bench'); "

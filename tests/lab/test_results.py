@@ -3,6 +3,7 @@
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lab.results import pictures
 from lab.results.book import LINES, Book, Run, lines_of
 from lab.results.pace import SHARE, arrival, pace_report
 from lab.results.plan import PARTS, Arm, Part
+from lab.results.policies import SKILLS, recipe_of
 from lab.results.tables import along, rates_chosen, report, reported
 from lab.results.training import train_all
 from lab.results.tried import TRIED, InSteps, Unguided
@@ -22,6 +24,7 @@ from oblrpo.estimators.schedule import MEASURED_RATES
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.trainer.setup import check
+from oblrpo.trainer.task import task_of
 
 TINY = Part(
     "tiny",
@@ -260,3 +263,14 @@ def test_tables_compare_with_any_arm(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         results.main()
     assert "'kl' is no arm of every part" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", sorted({policy for part in PARTS.values() for policy in part.policies}))
+def test_every_policy_has_a_task_that_can_be_made(policy, tmp_path, monkeypatch):
+    """By a recipe of the package or of the laboratory, whose tasks are named by their files."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    if policy in SKILLS:
+        config = with_settings(load_recipe("demo", TrainConfig()), SKILLS[policy], policy)
+    else:
+        config = load_recipe(recipe_of(policy, 0, tmp_path)[0], TrainConfig())
+    assert len(task_of(config).train_batch(1, 4)) == 4

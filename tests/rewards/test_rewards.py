@@ -9,8 +9,8 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.rewards import Rewards
-from oblrpo.rewards.worker import load_function
 from oblrpo.tasks import DataTask, Problem, make_task
+from oblrpo.user_code import load_named
 from tests.rewards.conftest import RewardSet
 
 SOURCE = """
@@ -65,16 +65,16 @@ def path(tmp_path):
 
 
 def test_by_module_and_by_file(path):
-    assert load_function("math.sqrt") is math.sqrt
-    assert load_function("os.path.basename")("a/b") == "b"
-    assert load_function(path("length"))(PROMPTS, TEXTS) == [1.0, 2.0, 3.0]
+    assert load_named("math.sqrt") is math.sqrt
+    assert load_named("os.path.basename")("a/b") == "b"
+    assert load_named(path("length"))(PROMPTS, TEXTS) == [1.0, 2.0, 3.0]
 
 
 def test_two_files_of_one_name(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "reward.py").write_text(f"def which(completions, **_):\n    return ['{folder}']\n")
-    assert [load_function(f"{tmp_path / folder}/reward.py:which")([]) for folder in "ab"] == [["a"], ["b"]]
+    assert [load_named(f"{tmp_path / folder}/reward.py:which")([]) for folder in "ab"] == [["a"], ["b"]]
 
 
 def test_a_file_with_a_dataclass(tmp_path):
@@ -159,10 +159,10 @@ def test_bad_sets(path, tmp_path):
         RewardSet([path("length"), path("length") + "@2"])
     (tmp_path / "broken.py").write_text("def f(:")
     with pytest.raises(InputError, match="cannot be imported: SyntaxError"):
-        load_function(f"{tmp_path}/broken.py:f")
+        load_named(f"{tmp_path}/broken.py:f")
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(InputError, match=r"must end in \.py"):
-        load_function(f"{tmp_path}/notes.txt:f")
+        load_named(f"{tmp_path}/notes.txt:f")
 
 
 def test_what_to_type_for_a_function_of_a_file(tmp_path, monkeypatch):

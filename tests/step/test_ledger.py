@@ -60,7 +60,6 @@ def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_poli
     assert found.variance == pytest.approx(float(prompts.var(0).sum()) / P, rel=1e-3)
     total = prompts.mean(0).square().sum()
     assert found.signal2 == pytest.approx(float(total) - found.variance, rel=1e-3, abs=1e-4 * found.variance)
-    assert math.isnan(found.within) != entry.unbiased
 
 
 @pytest.mark.parametrize("per_block", [0, 2])
@@ -74,11 +73,10 @@ def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
         assert float(found.std()) < 0.3 * entry.variance
 
 
-def test_a_loss_weighting_has_no_within_part(tiny_policy, batch):
+def test_a_loss_weighting_has_no_part_of_prompts(tiny_policy, batch):
     """Its mean gradient is not that of the rewards, so that one batch cannot tell what comes from prompts."""
     algorithm = Algorithm("rloo", weighting="sequence_mean")
     ledger = ledger_of(tiny_policy, Batch.of(batch.sequences, batch.rewards_PG, algorithm=algorithm))
-    assert all(math.isnan(entry.within) for entry in ledger.entries.values())
     assert math.isnan(ledger.between)
 
 
@@ -129,13 +127,10 @@ def test_two_prompts_are_enough_and_one_is_not(tiny_policy, batch):
 
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (3, [1, 3, 6])])
 def test_a_ledger_is_taken_in_step_1_and_in_every_so_many(tiny_policy, batch, every, steps):
-    """With the effective dimension of RLOO's noise beside it; step 0 is no step of a run."""
+    """Step 0 is no step of a run."""
     looks = Looks(tiny_policy, 1.0, ALL, every=2, ledger_steps=every, exact=True)
     metrics = {step: looks.metrics(looks.take(batch, step), batch, Prior(), ON_POLICY) for step in range(7)}
     assert [step for step, found in metrics.items() if found] == steps
-    for found in filter(None, metrics.values()):
-        rloo = ledger_of(tiny_policy, batch).entries["rloo"]
-        assert found["effective_dimension"] == pytest.approx(rloo.effective_dimension, rel=1e-6)
 
 
 def test_inner_products_are_estimated_across_prompts_and_exact_within(tiny_policy, batch):
@@ -157,6 +152,3 @@ def test_inner_products_are_estimated_across_prompts_and_exact_within(tiny_polic
     for name, entry in expected.entries.items():
         values = torch.tensor([each.entries[name].variance for each in found])
         assert abs(float(values.mean()) - entry.variance) <= 4 * float(values.std()) / 20**0.5 + 1e-6 * entry.variance
-        within = found[0].entries[name].within
-        assert math.isnan(within) is math.isnan(entry.within)
-        assert math.isnan(within) or within == pytest.approx(entry.within, rel=1e-4)

@@ -1,4 +1,4 @@
-"""What every generated task keeps to."""
+"""What every generated task keeps to, those of the laboratory, which are named by their files, among them."""
 
 import random
 import time
@@ -7,22 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.tasks import ADDITION, COUNTDOWN
 from oblrpo.errors import InputError
 from oblrpo.tasks import make_task
 from oblrpo.tasks.task import is_heldout
 
 VARIANTS = {
-    "addition": ("addition", {}),
-    "addition_long": ("addition", {"min_terms": 6, "max_terms": 9, "largest": 999}),
-    "countdown": ("countdown", {}),
-    "countdown_2": ("countdown", {"count": 2, "largest": 30}),
-    "countdown_4": ("countdown", {"count": 4}),
+    "addition": (ADDITION, {}),
+    "addition_long": (ADDITION, {"min_terms": 6, "max_terms": 9, "largest": 999}),
+    "countdown": (COUNTDOWN, {}),
+    "countdown_2": (COUNTDOWN, {"count": 2, "largest": 30}),
+    "countdown_4": (COUNTDOWN, {"count": 4}),
     "path": ("path", {}),
     "path_7": ("path", {"min_nodes": 7, "max_nodes": 7}),
 }
 PINNED = {
-    "addition": (["3+1+8+9=", "2+1+8+4="], ["21", "15"]),
-    "countdown": (["9,2,2>5=", "4,3,7>7="], ["9,2,2>5", "4,3,7>7"]),
+    ADDITION: (["3+1+8+9=", "2+1+8+4="], ["21", "15"]),
+    COUNTDOWN: (["9,2,2>5=", "4,3,7>7="], ["9,2,2>5", "4,3,7>7"]),
     "path": (["eb,ce,ed,ab,db:a>c=", "eb,fb,ac,ae,de,ab:d>f="], ["eb,ce,ed,ab,db:a>c", "eb,fb,ac,ae,de,ab:d>f"]),
 }
 
@@ -153,7 +154,7 @@ def test_anything_after_the_solution_spoils_it(make, demonstrated):
 
 
 def test_small_tasks_repeat_prompts_in_training_but_never_in_heldout():
-    task = make_task("addition", min_terms=2, max_terms=2, largest=9)
+    task = make_task(ADDITION, min_terms=2, max_terms=2, largest=9)
     trained = set(prompts(task.train_batch(0, 200)))
     assert 60 < len(trained) <= 81
     assert len(task.train_batch(0, 200)) == 200

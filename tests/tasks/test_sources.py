@@ -134,12 +134,3 @@ def test_rows_that_are_given_stand_for_their_name(tmp_path):
     assert read_source(["python:1 rows"], "train", given) == given["python:1 rows"]
     with pytest.raises(InputError, match="python:2 rows"):
         list(read_source(["python:2 rows"], "train", given))
-
-
-def test_files_that_come_with_the_package():
-    rows = list(read_source(["oblrpo:sums.jsonl"], "train"))
-    assert len(rows) == 400
-    assert set(rows[0][1]) == {"prompt", "completion"}
-    assert rows[0][0].endswith("sums.jsonl line 1")
-    with pytest.raises(InputError, match=r"no file 'some.jsonl' comes with the package; those that do are: sums.jsonl"):
-        list(read_source(["oblrpo:some.jsonl"], "train"))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.tasks import ADDITION
 from oblrpo.errors import InputError
 from oblrpo.policy import make_policy
 from oblrpo.runs import RunFolder
@@ -142,7 +143,7 @@ def test_held_out_rows_of_their_own_may_be_few(policy):
 
 
 def test_a_small_built_in_task_holds_out_what_it_has(policy):
-    few = make_task("addition", min_terms=2, max_terms=2, largest=9)
+    few = make_task(ADDITION, min_terms=2, max_terms=2, largest=9)
     flat, words = adjusted(policy, few, model="loaded")
     assert (flat["prompts_per_step"], flat["eval_prompts"]) == (64, 13)
     assert words == "adjusted   eval_prompts 13 instead of 128 (no more are held out)\n"

@@ -28,7 +28,7 @@ def config(output, baseline="", rollout=None, **scores):
         policy=PolicyConfig(
             model_args={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu"
         ),
-        task=TaskConfig(task="addition", rewards=("length",)),  # of random completions, too, one that varies
+        task=TaskConfig(task="arithmetic", rewards=("length",)),  # of random completions, too, one that varies
         rollout=RolloutConfig(**settings | (rollout or {})),
         algorithm=AlgorithmConfig(baseline=baseline),
         scores=ScoresConfig(**scores),

@@ -27,7 +27,7 @@ class CompareCommand:
     output: str = ""
     """Folder for runs, page and table. Empty: runs/ and the comparison's name."""
     set: tuple[Mapping, ...] = ()
-    """Train settings that override the comparison's base for all variants, such as '{task: addition, steps: 60}'."""
+    """Train settings that override the comparison's base for all variants, such as '{task: arithmetic, steps: 60}'."""
     base: str = ""
     """A recipe or YAML file that replaces the comparison's base."""
     learning_rates: tuple[float, ...] = ()

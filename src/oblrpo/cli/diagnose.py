@@ -27,9 +27,6 @@ class DiagnoseCommand:
     """Also measure what logs cannot show, at the newest checkpoint: gradient noise, batch size, baselines."""
     prompts: int = 0
     """Prompts in the batch that --look draws. 0: as many as in a step of the run, at least 32."""
-    checkpoints: int = 1
-    """Number of newest checkpoints that --look measures; for several also their mean N SNR. `oblrpo train
-    --save-total-limit` says how many are kept, 2 and the best by default."""
     json: bool = False
     """Print one JSON object instead of text."""
 
@@ -40,9 +37,8 @@ def run(argv: list[str]) -> None:
     from oblrpo.diagnosis import diagnose
     from oblrpo.report import html
 
-    idle = "--prompts" if command.prompts else "--checkpoints" if command.checkpoints != 1 else ""
-    if idle and not command.look:
-        raise InputError(f"{idle} has no effect without --look; add --look or remove it.")
+    if command.prompts and not command.look:
+        raise InputError("--prompts has no effect without --look; add --look or remove it.")
     diagnosis = diagnose(command.run)
     found = diagnosis.plain()
     if not command.json:
@@ -58,7 +54,7 @@ def run(argv: list[str]) -> None:
         from oblrpo.trainer.look import look
 
         logging.disable_progress_bar()
-        seen = look(Path(command.run), command.prompts, command.checkpoints)
+        seen = look(Path(command.run), command.prompts)
         found["look"] = seen.plain()
         if not command.json:
             print(f"\n{html.seen(str(seen))}")

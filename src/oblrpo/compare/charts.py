@@ -1,6 +1,5 @@
 """The pictures of a comparison; each variant has one colour throughout."""
 
-import math
 import statistics
 from collections.abc import Callable
 from operator import methodcaller
@@ -9,7 +8,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from oblrpo.compare.summary import ENDED, Curve, Outcome, Result, Summary, band
+from oblrpo.compare.summary import ENDED, Curve, Result, Summary, band
 from oblrpo.report.charts import INK, Line, below_legend, chart, drawing, error_bar, legend, look
 from oblrpo.report.curves import averages
 from oblrpo.tables.baselines import COMPARED
@@ -103,58 +102,6 @@ def every_rate(summary: Summary) -> list[Markup]:
             title = f"{outcome.variant.name}: held-out accuracy by rate"
             drawings.append(chart(title, lines, xlabel="completions", ylabel=ACCURACY))
     return drawings
-
-
-def completions(summary: Summary) -> list[Markup]:
-    """Draw the completions to the target: a dot a seed, at the right edge if it never arrives, a bar at the median."""
-    values = [value for outcome in summary.outcomes for value in outcome.completions.values()]
-    if not values:
-        return []
-    edge = 1.15 * max(filter(math.isfinite, values), default=1.0) or 1.0
-
-    def draw(axes: Axes, outcome: Outcome, color: str, y: int) -> None:
-        for value in outcome.completions.values():
-            never = math.isinf(value)
-            axes.plot([edge if never else value], [y], ">" if never else "o", color=color, alpha=0.6, markersize=6)
-        middle = outcome.median_completions
-        if middle is not None and math.isfinite(middle):
-            axes.plot([middle, middle], [y - 0.3, y + 0.3], color=color, linewidth=2.5)
-        if y == 0 and math.inf in values:
-            axes.annotate("not reached", (edge, 0.55), ha="right", fontsize=8)
-        axes.set_xlim(left=0)
-
-    title = f"Completions to {'accuracy' if summary.spec.target.curve == 'accuracy' else 'reward'} {summary.level:.3f}"
-    return [_rows(summary, title, "completions", draw)]
-
-
-def differences(summary: Summary) -> list[Markup]:
-    """Draw final accuracy less the reference's, paired by seed: a dot a seed, the mean and its 95 % interval."""
-
-    def draw(axes: Axes, outcome: Outcome, color: str, y: int) -> None:
-        if test := summary.tests.get(outcome.variant.name):
-            others, mean = summary.reference.finals, test.difference
-            seeds = [final - others[seed] for seed, final in outcome.finals.items() if seed in others]
-            axes.plot(seeds, [y] * len(seeds), "o", color=color, alpha=0.4, markersize=5)
-            axes.errorbar([mean.value], [y], xerr=mean.margin, color=color, marker="|", markersize=14, capsize=3)
-        else:
-            axes.axvline(0, color=INK, linewidth=0.8)
-
-    title = f"Final accuracy less that of {summary.spec.reference}, by seed"
-    return [_rows(summary, title, "difference", draw)] if summary.tests else []
-
-
-def _rows(summary: Summary, title: str, xlabel: str, draw_row: Callable[[Axes, Outcome, str, int], None]) -> Markup:
-    """Draw one row a variant below the other, each by its outcome, its colour and its y."""
-    names = [outcome.variant.name for outcome in summary.outcomes]
-
-    def draw(axes: Axes) -> None:
-        for number, outcome in enumerate(summary.outcomes):
-            draw_row(axes, outcome, look(number)[0], -number)
-        axes.set_yticks([-number for number in range(len(names))], names)
-        axes.set_ylim(-len(names) + 0.3, 0.9)
-        axes.locator_params(axis="x", nbins=6)
-
-    return drawing(title, xlabel, draw, height=1.3 + 0.35 * len(names))
 
 
 def variances(summary: Summary) -> list[Markup]:

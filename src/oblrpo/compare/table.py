@@ -198,7 +198,7 @@ def write_page(summary: Summary, folder: Path) -> Path:
         lines=cells,
         notes=[*notes(summary), CURVES],
         sections={
-            "Learning": [*charts.learning(summary), *charts.completions(summary), *charts.differences(summary)],
+            "Learning": charts.learning(summary),
             "Learning rates": [*charts.rates(summary), *charts.every_rate(summary)],
             "Variance": charts.variances(summary),
         },

@@ -30,18 +30,6 @@ class LedgerEntry:
     signal2: float
     """The estimate sum_{i != k} M_ik / (P (P - 1)) of the squared norm of its mean. It is unbiased where `variance` is,
     and else too high by what that is too low; it may be negative by chance."""
-    within: float
-    """The part of `variance` that comes from sampling G outputs a prompt; NaN for a biased baseline, of which one batch
-    cannot tell."""
-    stderr: float
-    """The standard error of `variance` over prompts, by the jackknife."""
-    effective_dimension: float
-    """The number of directions that a prompt's gradient noise spreads over, (tr H)^2 / tr H^2; NaN where unknown."""
-
-    @property
-    def snr(self) -> float:
-        """Signal over noise of the batch gradient, N SNR; a baseline's scale cancels. It is NaN without noise."""
-        return max(self.signal2, 0.0) / self.variance if self.variance > 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -95,11 +83,11 @@ def ledger(
     H = Cov(g_i) is the covariance of one prompt's gradient; prompts are independent, so that the sample covariance of
     the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts makes them depend on
     each other: an error of order 1 / P of the variance). Given the prompt, the mean gradient mu_q of every unbiased
-    baseline is the same; E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings (`own_norm2`).
+    baseline is the same, and what drawing prompts brings is (E ||mu_q||^2 - ||E mu_q||^2) / P (`own_norm2`).
 
     Args:
-        gram_SS: inner products of scores, S = P G, outputs of a prompt together: exact, (S, S), or two independent
-            unbiased estimates, (2, S, S), whose mean is used; their product is unbiased where a square is needed.
+        gram_SS: inner products of scores, S = P G, outputs of a prompt together: exact or unbiased estimates, (S, S),
+            or several of these, (K, S, S), whose mean is used.
         coefs_PG: the advantages A, by name.
         rewards_PG: the rewards F.
         unbiased: whether the mean gradient is the policy gradient given any prompt, by name.
@@ -119,81 +107,34 @@ def ledger(
         raise ValueError("valid_PG must have the rewards' shape and a valid output for every prompt.")
     if missing := set(coefs_PG) - set(unbiased):
         raise ValueError(f"unbiased does not say whether {', '.join(sorted(missing))} is.")
-    grams = {
-        name: _pairs_of_grams(name, gram, valid_PG) for name, gram in {"gram_SS": gram_SS, **(gram_of or {})}.items()
-    }
+    grams = {name: _by_prompt(name, gram, valid_PG) for name, gram in {"gram_SS": gram_SS, **(gram_of or {})}.items()}
     rewards_PG = torch.where(valid_PG, rewards_PG.double(), 0)
-    mu2 = own_norm2(grams["gram_SS"].mean(0).diagonal(dim1=0, dim2=2).permute(2, 0, 1), rewards_PG, valid_PG)
     entries = {}
     for name, coef_PG in coefs_PG.items():
         if coef_PG.shape != (P, G):
             raise ValueError(f"{name}: advantages of shape {tuple(coef_PG.shape)}, rewards {(P, G)}.")
-        inner_2PP = _prompt_products(grams.get(name, grams["gram_SS"]), coef_PG, valid_PG)
-        entries[name] = _entry(inner_2PP, mu2 if unbiased[name] else math.nan)
+        entries[name] = _entry(grams.get(name, grams["gram_SS"]), coef_PG, valid_PG)
     between = math.nan
     if any(unbiased[name] for name in coefs_PG):  # of the reward less the others' mean, which no shift of F moves
         others_PG = (valid_PG.sum(1, keepdim=True) - 1).clamp(min=1)
         centred_PG = rewards_PG - (rewards_PG.sum(1, keepdim=True) - rewards_PG) / others_PG  # 0 for a lone output
-        between = (mu2 - _entry(_prompt_products(grams["gram_SS"], centred_PG, valid_PG), mu2).signal2) / P
+        mu2 = own_norm2(grams["gram_SS"].diagonal(dim1=0, dim2=2).permute(2, 0, 1), rewards_PG, valid_PG)
+        between = (mu2 - _entry(grams["gram_SS"], centred_PG, valid_PG).signal2) / P
     return Ledger(entries, between)
 
 
-def _pairs_of_grams(name: str, gram: Tensor, valid_PG: Tensor) -> Tensor:
-    """Two estimates of the inner products, (2, P, G, P, G), with 0 where an output does not count; exact ones twice."""
+def _by_prompt(name: str, gram: Tensor, valid_PG: Tensor) -> Tensor:
+    """The inner products, (P, G, P, G), with 0 where an output does not count; of several estimates their mean."""
     P, G = valid_PG.shape
-    if gram.shape not in {(P * G, P * G), (2, P * G, P * G)}:
-        raise ValueError(f"{name} has shape {tuple(gram.shape)}, not ({P * G}, {P * G}), nor two of them.")
+    if gram.shape[-2:] != (P * G, P * G) or gram.ndim not in {2, 3}:
+        raise ValueError(f"{name} has shape {tuple(gram.shape)}, not ({P * G}, {P * G}), nor several of them.")
     both = valid_PG.flatten()[:, None] & valid_PG.flatten()
-    return torch.where(both, gram.double(), 0).expand(2, -1, -1).reshape(2, P, G, P, G)
+    return torch.where(both, gram.double().reshape(-1, P * G, P * G).mean(0), 0).view(P, G, P, G)
 
 
-def _prompt_products(gram_2PGPG: Tensor, coef_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """The inner products <g_i, g_k> of the prompts' gradients, (2, P, P)."""
+def _entry(gram_PGPG: Tensor, coef_PG: Tensor, valid_PG: Tensor) -> LedgerEntry:
+    """From the inner products <g_i, g_k> of the prompts' gradients, (P, P)."""
     coef_PG = torch.where(valid_PG, coef_PG.double(), 0) / valid_PG.sum(1, keepdim=True)
-    return torch.einsum("ij,nijkl,kl->nik", coef_PG, gram_2PGPG, coef_PG)
-
-
-def _entry(inner_2PP: Tensor, mu2: float) -> LedgerEntry:
-    inner_PP = inner_2PP.mean(0)
-    P = len(inner_PP)
-    total, diagonal = float(inner_PP.sum()), float(inner_PP.diagonal().sum())
-    return LedgerEntry(
-        variance=(diagonal / P - total / P**2) / (P - 1),
-        signal2=(total - diagonal) / (P * (P - 1)),
-        within=(diagonal / P - mu2) / P,
-        stderr=_jackknife(inner_PP),
-        effective_dimension=_effective_dimension(inner_2PP),
-    )
-
-
-def _jackknife(inner_PP: Tensor) -> float:
-    """The jackknife's standard error of the variance at the batch size P: each prompt is left out in turn."""
-    P = len(inner_PP)
-    if P < 3:
-        return math.nan
-    total_P = inner_PP.sum() - 2 * inner_PP.sum(0) + inner_PP.diagonal()
-    diagonal_P = inner_PP.diagonal().sum() - inner_PP.diagonal()
-    trace_P = (diagonal_P - total_P / (P - 1)) / (P - 2)
-    spread = (trace_P - trace_P.mean()).square().sum() * (P - 1) / P
-    return float(spread.sqrt()) / P
-
-
-def _effective_dimension(inner_2PP: Tensor) -> float:
-    """The ratio (tr H)^2 / tr H^2, with tr H^2 by the unbiased U-statistic of Chen, Zhang and Zhong 2010.
-
-    That is mean M_ik^2 - 2 mean M_ij M_jk + mean M_ij M_kl over distinct prompts, one factor of each product from each
-    estimate. The result is NaN where noise makes it negative.
-    """
-    P = inner_2PP.shape[1]
-    if P < 4:
-        return math.nan
-    one_PP, two_PP = inner_2PP - torch.diag_embed(inner_2PP.diagonal(dim1=1, dim2=2))
-    pairs = float((one_PP * two_PP).sum())
-    chains = float(one_PP.sum(1) @ two_PP.sum(1)) - pairs
-    apart = float(one_PP.sum() * two_PP.sum()) - 4 * chains - 2 * pairs
-    square = pairs / (P * (P - 1)) - 2 * chains / (P * (P - 1) * (P - 2)) + apart / (P * (P - 1) * (P - 2) * (P - 3))
-    inner_PP = inner_2PP.mean(0)
-    diagonal = float(inner_PP.diagonal().mean())
-    trace = diagonal - (float(inner_PP.sum()) - diagonal * P) / (P * (P - 1))
-    noisy = trace > 1e-9 * diagonal  # else: equal but for rounding
-    return trace**2 / square if noisy and square > 0 else math.nan
+    inner_PP = torch.einsum("ij,ijkl,kl->ik", coef_PG, gram_PGPG, coef_PG)
+    P, total, diagonal = len(inner_PP), float(inner_PP.sum()), float(inner_PP.diagonal().sum())
+    return LedgerEntry(variance=(diagonal / P - total / P**2) / (P - 1), signal2=(total - diagonal) / (P * (P - 1)))

@@ -38,7 +38,7 @@ def ratio_weights(
         token_logps_SC: the log-probability of every token; what stands outside own_SC, NaN too, is ignored.
         old_SC: the same of the policy before the first update.
         own_SC: which tokens count.
-        advantages_S: the advantages, of which only the sign matters, and that only if `by_sign`.
+        advantages_S: those of the first update, as the sources have it; a ratio that looks at them takes their sign.
     """
     own_SC = own_SC.bool()
     token_logps_SC, old_SC = (torch.where(own_SC, logps.detach(), 0) for logps in (token_logps_SC, old_SC))

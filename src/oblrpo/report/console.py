@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeGuard
 
-import plotille
 from rich.console import Console
 from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -90,7 +88,7 @@ class Progress:
 
 
 def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | None = None) -> str:
-    """Sum a run up from its metrics: a curve of its rewards, then words; `best` is the step of the best checkpoint."""
+    """Sum a run up from its metrics; `best` is the step of the best checkpoint."""
     measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
@@ -98,7 +96,7 @@ def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | N
         watch = Watch(facts)
         warned = {each.name: each for row in steps for each in watch.observe(row) if each.wrong}
         found = watch.found.values()
-        lines += [_curve(steps), *(f"{each.name}: {each.sentence}" for each in found if each.condition.updated)]
+        lines += [f"{each.name}: {each.sentence}" for each in found if each.condition.updated]
         lines += [f"{each.name}: reported after step {each.found}, not seen since step {each.until}" for each in
                   warned.values() if not each.condition.updated and each.until < watch.course.compared]  # fmt: skip
     if measured:
@@ -166,21 +164,6 @@ def _figure(value: float | None) -> str:
 def _is_number(value: float | None) -> TypeGuard[float]:
     """Whether a metric has a value: one that has none is NaN in the process, and null in the file."""
     return value is not None and math.isfinite(value)
-
-
-def _curve(steps: list[dict[str, Any]]) -> str:
-    step, reward = [row["step"] for row in steps], [row["reward"] for row in steps]
-    figure = plotille.Figure()
-    figure.width, figure.height = 64, 10
-    figure.with_colors = sys.stdout is not None  # it asks whether that is a terminal
-    figure.x_label, figure.y_label = "step", "reward"
-    figure.x_ticks_fkt = lambda value, _: f"{value:.3g}"
-    figure.y_ticks_fkt = lambda value, _: f"{value:.3g}"
-    figure.set_x_limits(min_=0, max_=max(step))
-    low = min(0.0, *reward)
-    figure.set_y_limits(min_=low, max_=max(reward) if max(reward) > low else low + 1)
-    figure.plot(step, reward)
-    return str(figure.show())
 
 
 class _PipedConsole(Console):

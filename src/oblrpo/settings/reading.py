@@ -189,126 +189,78 @@ def _dumped(yaml: Any, value: Any) -> str:
 
 
 CALLED = {
-    "algorithm": "adv_estimator advantage.estimator advantage_estimator loss_mode loss_type policy_loss_type",
-    "answer_column": "answer answer_key ground_truths_key label_key reward_fn_key solution_column",
-    "attn_implementation": "attn_impl flash_attn use_flash_attention_2 use_flash_attn",
-    "baseline": "use_leave_one_out_baseline",
-    "benchmark": "tasks",
-    "beta": "init_kl_coef kl.init_coef kl_beta kl_coef kl_coeff kl_loss_coef reference_policy_kl_penalty "
-    "use_kl_in_reward use_kl_loss",
-    "chat": "apply_chat_template use_chat_template",
+    "algorithm": "adv_estimator advantage_estimator loss_mode loss_type",
+    "answer_column": "answer answer_key label_key",
+    "beta": "init_kl_coef kl_coef kl_loss_coef reference_policy_kl_penalty use_kl_in_reward use_kl_loss",
+    "chat": "apply_chat_template",
     "chat_template_args": "apply_chat_template_kwargs chat_template_kwargs enable_thinking",
-    "data": "data_files data_path dataset dataset_config dataset_name dataset_path dataset_train_split prompt_data "
-    "prompt_dataset prompt_split train_data train_dataset train_file train_files",
+    "data": "data_path dataset dataset_name prompt_data train_dataset train_file train_files",
     "data, such as owner/name[validation]": "split train_split",
-    "device, such as cuda:1": "cuda device_map gpu gpu_id gpu_ids no_cuda use_cpu",
     "dtype": "mixed_precision precision torch_dtype",
-    "dynamic_sampling": "dynamic_filtering filter_groups use_dynamic_sampling",
-    "epsilon": "clip_eps clip_range clip_ratio clip_ratio_low cliprange eps_clip ratio_clip_min",
-    "epsilon, and epsilon_high above 1": "eps_clip_low_high",
+    "dynamic_sampling": "dynamic_filtering filter_groups",
+    "epsilon": "clip_range clip_ratio clip_ratio_low cliprange eps_clip ratio_clip_min",
     "epsilon_high": "clip_ratio_high ratio_clip_max",
-    "eval_data": "dataset_test_split eval_dataset test_data test_file test_files val_data val_files validation_file",
-    "eval_data, such as owner/name[validation]": "eval_split",
-    "eval_prompts": "max_eval_samples max_val_samples num_eval_prompts val_max_samples",
-    "eval_samples": "eval_n_samples_per_prompt n_val num_generations_eval val_kwargs.n val_num_generations_per_prompt",
-    "eval_steps": "eval.steps eval_every eval_freq eval_interval eval_strategy test_freq val_period",
-    "gradient_checkpointing": "activation_checkpointing enable_gradient_checkpointing gradient_checkpointing_enable "
-    "use_gradient_checkpointing",
-    "heldout_fraction": "eval_fraction test_size val_size val_split validation_split",
-    "learning_rate": "actor_learning_rate actor_lr lr policy_lr",
+    "eval_data": "eval_dataset test_data test_files val_data val_files",
+    "eval_samples": "eval_n_samples_per_prompt num_generations_eval val_kwargs.n",
+    "eval_steps": "eval_interval eval_strategy test_freq val_period",
+    "gradient_checkpointing": "activation_checkpointing enable_gradient_checkpointing",
+    "learning_rate": "actor_learning_rate actor_lr lr",
     "limit": "max_samples num_examples",
-    "load_in_4bit": "load_4bit qlora use_qlora",
-    "lora, such as '{r: 16}'": "lora.alpha lora.rank lora.target_modules lora_alpha lora_r lora_rank "
-    "lora_target_modules peft peft_config target_modules use_lora use_peft",
-    "lr_scheduler_type": "lr_decay_style lr_scheduler lr_warmup_style warmup_style",
-    "max_completion_length": "completion_length generate_max_len max_gen_len max_generation_length max_new_tokens "
-    "max_output_tokens max_response_length max_tokens response_length",
-    "max_grad_norm": "clip_grad clip_grad_norm grad_clip gradient_clipping max_norm",
-    "max_prompt_length, and longer prompts are left out": "filter_overlong_prompts truncation",
-    "max_prompt_length": "max_input_length max_prompt_tokens prompt_length prompt_max_len",
-    "max_prompt_length, and max_completion_length for what is sampled":
-    "cutoff_len max_len max_length max_seq_len max_seq_length max_total_sequence_length seq_len",
-    "model": "base_model model.name model.path model_name model_name_or_path model_path pretrain pretrained",
-    "normalisation": "no_advantage_std_norm norm_adv_by_std_in_grpo normalization normalize_advantages "
-    "normalize_reward normalize_rewards scale_rewards",
-    "num_generations|samples": "group_size n n_samples n_samples_per_prompt num_generations_per_prompt "
-    "num_return_sequences num_rollouts num_samples num_samples_per_prompt rollout_n rollouts_per_example "
-    "samples_per_prompt",
-    "num_iterations": "max_epochs num_ppo_epochs ppo_epochs update_epochs",
-    "optimizer": "optim optim_type optimizer_type",
-    "optimizer_args, such as '{weight_decay: 0.1}'": "adam_beta1 adam_beta2 adam_betas adam_epsilon betas l2 "
-    "optim_args weight_decay",
-    "output": "checkpoint_dir ckpt.path ckpt_path default_local_dir exp_name experiment_name log_dir logging_dir "
-    "out_dir output_dir output_path run_name save_dir save_path wandb_run_name",
-    "project": "project_name wandb.project wandb_project",
-    "prompt_column": "input_key prompt prompt_key question_key",
+    "lora, such as '{r: 16}'": "lora_alpha lora_r lora_rank lora_target_modules peft_config target_modules use_peft",
+    "lr_scheduler_type": "lr_scheduler lr_warmup_style",
+    "max_completion_length": "generate_max_len max_new_tokens max_response_length max_tokens response_length",
+    "max_grad_norm": "clip_grad grad_clip max_norm",
+    "max_prompt_length": "max_input_length prompt_max_len",
+    "max_prompt_length, and max_completion_length for what is sampled": "max_len max_length max_seq_length",
+    "model": "base_model model.path model_name model_name_or_path model_path pretrain pretrained",
+    "normalisation": "norm_adv_by_std_in_grpo normalize_rewards scale_rewards",
+    "num_generations|samples": "group_size n n_samples n_samples_per_prompt num_generations_per_prompt num_samples",
+    "num_iterations": "max_epochs ppo_epochs",
+    "optimizer": "optim",
+    "optimizer_args, such as '{weight_decay: 0.1}'": "adam_beta1 adam_beta2 adam_betas betas weight_decay",
+    "output": "ckpt_path default_local_dir experiment_name logging_dir output_dir run_name save_path",
+    "project": "project_name wandb_project",
+    "prompt_column": "input_key prompt prompt_key",
     "prompt_template": "input_template",
-    "prompts_per_micro_batch, which counts prompts": "accum_steps gradient_accumulation gradient_accumulation_steps "
-    "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu micro_batch_size micro_rollout_batch_size "
-    "micro_train_batch_size per_device_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
-    "train_micro_batch_size",
-    "prompts_per_step|problems_per_batch, which counts prompts": "batch_size generation_batch_size global_batch_size "
-    "num_prompts num_prompts_per_step per_device_eval_batch_size prompts_per_batch rollout_batch_size "
-    "train_batch_size train_global_batch_size",
-    "report_to, such as wandb": "log_with logger tensorboard use_tensorboard use_wandb wandb wandb_enabled with_wandb",
-    "resume, with the folder of the run as output": "load_checkpoint load_enable resume_from resume_from_checkpoint "
-    "resume_from_path resume_mode",
-    "reward_clip": "clip_reward clip_rewards cliprange_reward reward_clip_range reward_clipping",
+    "prompts_per_micro_batch, which counts prompts": "gradient_accumulation_steps micro_rollout_batch_size "
+    "micro_train_batch_size per_device_train_batch_size ppo_micro_batch_size_per_gpu",
+    "prompts_per_step|problems_per_batch, which counts prompts": "batch_size generation_batch_size "
+    "num_prompts_per_step per_device_eval_batch_size rollout_batch_size train_batch_size",
+    "report_to, such as wandb": "logger use_wandb wandb",
+    "resume, with the folder of the run as output": "load_checkpoint resume_from_checkpoint resume_mode",
     "rewards, such as length@0.1, where the number is a weight": "reward_weights",
-    "rewards, such as my.py:function": "compute_score custom_reward_function remote_rm_url remote_url reward "
-    "reward_fn reward_func reward_funcs reward_function",
-    "sampler, such as vllm": "fast_inference generation_backend inference_engine rollout.name use_vllm vllm vllm_mode",
-    "sampler_correction": "is_correction_enable rollout_correction rollout_is use_importance_sampling_correction "
-    "vllm_importance_sampling_cap vllm_importance_sampling_correction vllm_importance_sampling_mode",
-    "save_steps": "checkpoint_every save_every save_freq save_interval save_period save_strategy",
-    "save_total_limit": "keep_last max_actor_ckpt_to_keep max_ckpt_num",
-    "seed": "data_seed random_seed",
-    "steps": "iterations max_num_steps max_steps max_train_steps num_steps num_training_steps total_steps "
-    "total_training_steps train_steps",
-    "steps, of prompts_per_step rows each; there are no epochs": "epoch epochs max_num_epochs n_epochs num_episodes "
-    "num_epochs num_train_epochs total_epochs",
-    "threads": "cpus num_cpus num_threads omp_num_threads",
-    "tokens_per_micro_batch": "log_prob_max_token_len_per_gpu max_token_len_per_gpu max_tokens_per_gpu packing "
-    "packing_samples ppo_max_token_len_per_gpu use_dynamic_bsz use_remove_padding",
+    "rewards, such as my.py:function": "custom_reward_function remote_rm_url reward reward_fn reward_funcs",
+    "sampler, such as vllm": "rollout.name use_vllm",
+    "sampler_correction": "rollout_is vllm_importance_sampling_correction",
+    "save_steps": "save_freq save_interval save_strategy",
+    "seed": "data_seed",
+    "steps": "max_steps num_steps total_steps total_training_steps",
+    "steps, of prompts_per_step rows each; there are no epochs": "epochs num_episodes num_epochs num_train_epochs "
+    "total_epochs",
+    "tokens_per_micro_batch": "max_token_len_per_gpu ppo_max_token_len_per_gpu use_dynamic_bsz",
     "vllm_args, such as '{gpu_memory_utilization: 0.4}'": "gpu_memory_utilization max_model_len "
-    "vllm_gpu_memory_utilization vllm_kwargs vllm_max_model_length",
-    "warmup_steps": "lr_warmup_steps num_warmup_steps warmup",
+    "vllm_gpu_memory_utilization",
     "warmup_steps, a number of steps": "lr_warmup_ratio lr_warmup_steps_ratio warmup_ratio",
-    "weighting": "loss_agg_mode token_level_loss",
+    "weighting": "loss_agg_mode",
 }  # fmt: skip
-"""A setting of ours (train|evaluate), with a remark -> its names in TRL, verl, OpenRLHF, NeMo RL and others."""
+"""A setting of ours (train|evaluate), with a remark -> what TRL, verl, OpenRLHF and NeMo RL call it."""
 
 NOT_HERE = {
-    "a batch gets one update, or several with num_iterations": "mini_batch_size num_mini_batches num_minibatches "
-    "ppo_mini_batch_size steps_per_generation",
-    "a completion earns one reward, at its end": "discount gamma",
-    "a reward is a function, which may call a model; use `rewards` my.py:function":
-    "reward_model reward_model_path reward_pretrain",
+    "a batch gets one update, or several with num_iterations": "num_mini_batches ppo_mini_batch_size "
+    "steps_per_generation",
+    "a reward is a function, which may call a model; use `rewards` my.py:function": "reward_model",
     "a run uses one device; for several, use our adapter for TRL or verl (docs/trl.md, docs/verl.md)":
-    "actor_num_gpus_per_node actor_num_nodes adam_offload colocate_all_models deepspeed fsdp fsdp_config gpus "
-    "gpus_per_node local_rank n_gpus n_gpus_per_node ngpus nnodes nproc_per_node num_gpus num_gpus_per_node num_nodes "
-    "num_processes ref_num_gpus_per_node ref_num_nodes tensor_model_parallel_size tensor_parallel_size "
-    "vllm_num_engines vllm_tensor_parallel_size world_size zero_stage",
-    "a run's folder is never overwritten; give another `output`": "overwrite overwrite_output overwrite_output_dir",
-    "the YAML file of a run's settings is the first argument, as in `oblrpo train my.yaml`":
-    "cfg conf config config_file config_name config_path",
-    "truncated completions are scored as they are": "mask_truncated_completions overlong_buffer overlong_filtering",
-    "all rows are read; select some with `where`": "dataset_streaming max_samples max_train_samples streaming "
-    "train_max_samples",
-    "every step is logged": "log_every log_freq log_interval logging_steps logging_strategy",
+    "deepspeed fsdp fsdp_config n_gpus_per_node nnodes num_gpus tensor_model_parallel_size "
+    "vllm_tensor_parallel_size zero_stage",
+    "a run's folder is never overwritten; give another `output`": "overwrite overwrite_output_dir",
+    "the YAML file of a run's settings is the first argument, as in `oblrpo train my.yaml`": "config config_file",
+    "truncated completions are scored as they are": "mask_truncated_completions overlong_buffer",
+    "all rows are read; select some with `where`": "max_samples max_train_samples",
+    "every step is logged": "log_freq log_interval logging_steps",
     "float16 is not supported; use `bf16`": "fp16",
-    "the policy is always computed by transformers": "compile liger torch_compile use_liger use_liger_kernel",
-    "oblrpo export writes the model to share": "hub_model_id hub_token push_to_hub",
-    "prompts come in epochs, shuffled by the seed": "shuffle shuffle_dataset",
-    "sampler and trainer must agree, so there is no dropout": "disable_dropout lora.dropout lora_dropout",
-    "the KL penalty is subtracted from the reward, as log(pi / pi_ref) of the completion":
-    "kl_estimator kl_loss_type kl_penalty kl_type",
-    "the gradient requires samples of the policy itself": "do_sample generation_kwargs min_p "
-    "repetition_penalty top_k top_p",
-    "the reference is the policy before the first step": "ref ref_model sync_ref_model",
-    "a baseline takes the place of a critic": "critic critic_learning_rate critic_num_gpus_per_node "
-    "critic_num_nodes critic_pretrain critic_warmup gae_lambda lam lambd value_clip vf_coef",
-    "entropy is measured, not rewarded": "ent_coef entropy_coef entropy_coeff entropy_loss_coef",
+    "the gradient requires samples of the policy itself": "do_sample min_p repetition_penalty top_k top_p",
+    "a baseline takes the place of a critic": "critic gae_lambda gamma lam vf_coef",
+    "entropy is measured, not rewarded": "entropy_coef entropy_coeff",
 }  # fmt: skip
 """Why there is no such setting, or what to use instead -> its names in other trainers."""
 

@@ -88,12 +88,11 @@ class TaskConfig(RowsConfig, GradingConfig):
     """The problems and what verifies them."""
 
     task: Annotated[str, OWN_DATA] = "path"
-    """Task to learn where there is no `data`. A built-in one: path (routes in a graph), addition, arithmetic,
-    countdown, instructions; reasoning_gym/NAME, any task of reasoning-gym; or a benchmark as published: gsm8k,
+    """Task to learn where there is no `data`. A built-in one: path (routes in a graph) or arithmetic;
+    reasoning_gym/NAME, any task of reasoning-gym; file.py:Class, one of your own; or a benchmark as published: gsm8k,
     math500, aime24, aime25, amc23, olympiadbench, minerva_math."""
     task_args: Annotated[Mapping, OWN_DATA] = field(default_factory=dict)
-    """Parameters of the built-in task, such as '{max_terms: 4}', or the configuration of a task of
-    reasoning-gym."""
+    """Parameters of the task, such as '{max_nodes: 5}', or the configuration of a task of reasoning-gym."""
     data: tuple[str, ...] = ()
     """Problems to train on: files (JSONL, CSV, TSV, Parquet, Arrow), or one data set of the hub, such as `owner/name`,
     `owner/name:configuration` or `owner/name[split]`; the default split is train. None: those of the task."""

@@ -319,8 +319,7 @@ class Looks:
             return {}
         if (ledger := self.ledger(looked, batch, prior, weights)) is None:
             return {}
-        dimension = ledger.entries["rloo"].effective_dimension if "rloo" in ledger.entries else math.nan
-        return ledger_metrics(ledger) | {"effective_dimension": dimension}
+        return ledger_metrics(ledger)
 
     def save_up(self, tokens: float, trained: float, looked: bool) -> None:
         """Pay for the step's look, if one was taken, and put the share of its work aside, once it has made its update.

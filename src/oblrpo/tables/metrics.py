@@ -171,8 +171,6 @@ METRICS = (
            "no baseline can lower; the rest of `variance/NAME` comes from sampling completions. May be negative by "
            "chance; `null` where the loss weighs tokens (`weighting` other than `sequence`), which has another mean "
            "gradient", "grad²", when="in steps of the ledger", trl=LEDGER, verl="critic/variance_between_prompts"),
-    Metric("effective_dimension", "(tr H)² / tr H² of a prompt's gradient under RLOO: over how many directions its "
-           "noise spreads; `null` where this batch does not show it", when="in steps of the ledger", trl=LEDGER),
     Metric("step_kl", "how far the step moved the policy with all its updates, KL(before, after) of a completion. It "
            "is the mean over every fourth completion of the sum over its tokens of exp(c) - 1 - c, with c the change of"
            " the token's log pi; in bfloat16 without what [rounding](reference/bfloat16.md) does", "nats",
@@ -264,18 +262,12 @@ CHARTS = (
           logarithmic=True, levels=((1, "equal norms"),),
           note="Ratio of mean squared norms. Far from 1, the optimal baseline differs from the mean reward.",
           advice="If near 1, and norms are alike, weights gain nothing over RLOO."),
-    Chart("Score norms", "Score norm against reward", "", "‖∇ log π‖²", kind="norm_against_reward",
-          note="Each completion of a step, bars at the medians. The optimal baseline weighs rewards by this norm.",
-          advice="If norms differ much between rewards, the optimal baseline differs from the mean reward: take a "
-          "weighted baseline."),
     Chart("Completions", "Completion length", "completions/mean_length", "tokens", kind="length", averaged=True,
           note=f"{DOTS_AND_LINE}, end token included.",
           advice="If it nears `max_completion_length`: see the truncated completions."),
     Chart("Completions", "Truncated completions", "completions/clipped_ratio", "share of completions", averaged=True,
           blank=0, note="Cut at max_completion_length and scored as they are: raise it if the share grows.",
           advice="If the share grows: raise the limit, or reward brevity."),
-    Chart("Completions", "Spread of completion lengths", "", "share of completions", kind="length_spread",
-          note="Of all completions of a step."),
     Chart("Samples", "Samples", kind="samples",
           note="Prompts of the first and of the last step. Those whose completions differ in reward come first.",
           advice="Read them. A reward that can be earned without solving the task shows here first."),

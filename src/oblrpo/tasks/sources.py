@@ -4,7 +4,6 @@ import csv
 import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ from oblrpo.tasks.rows import read_objects, unreadable, value_at
 Row = dict[str, Any]
 Rows = list[tuple[str, Row]]  # where each row stands, and its columns
 Stream = Iterable[tuple[str, Row]]  # the same, perhaps read lazily from a file, and only once
-SHIPPED = "oblrpo:"  # how the name of a file begins that comes with the package, beside the recipes
 
 
 def read_source(names: Sequence[str], split: str = "train", given: Mapping[str, Rows] | None = None) -> Stream:
     """Return the rows of files, one after the other, or of one data set of the hub.
 
     The name of a data set is `owner/name`, `owner/name:configuration` or either of them with a split behind it, such as
-    `owner/name[test]`. `oblrpo:NAME` is a file that comes with the package. Rows in `given` are there already, by the
-    name that stands for them.
+    `owner/name[test]`. Rows in `given` are there already, by the name that stands for them.
     """
     if given and len(names) == 1 and names[0] in given:
         return given[names[0]]
@@ -32,7 +29,7 @@ def read_source(names: Sequence[str], split: str = "train", given: Mapping[str, 
         name, _, named = names[0].removesuffix("]").partition("[")
         path, _, configuration = name.partition(":")
         return read_hub(path, configuration, named or split)
-    paths = map(path_of, names)
+    paths = map(Path, names)
     return chain.from_iterable(READERS.get(path.suffix.lower(), _read_jsonl)(path) for path in paths)
 
 
@@ -74,17 +71,6 @@ def keep_rows(rows: Stream, where: Mapping[str, Any]) -> Stream:
     if rows and not kept:
         raise InputError(f"where {dict(where)} leaves none of {len(rows)} rows; text and numbers are not equal.")
     return kept
-
-
-def path_of(name: str) -> Path:
-    """Return the path of a file, which may be one that comes with the package."""
-    if not str(name).startswith(SHIPPED):
-        return Path(name)
-    folder = Path(str(files("oblrpo") / "recipes"))
-    shipped = sorted(file.name for file in folder.glob("*.jsonl"))
-    if (file := name.removeprefix(SHIPPED)) not in shipped:
-        raise InputError(f"no file {file!r} comes with the package; those that do are: {', '.join(shipped)}.")
-    return folder / file
 
 
 def _read_jsonl(path: Path) -> Stream:

@@ -1,4 +1,4 @@
-"""What logs cannot show of a run, measured once with its checkpoints: noise, batch, baselines, length, assumption.
+"""What logs cannot show of a run, measured once with its newest checkpoint: noise, batch, baselines.
 
 Some batches of fresh prompts are sampled and scored; nothing is learned, and the run's folder stays as it is. A look is
 at one policy, a checkpoint's. The run's own N SNR is a mean over the policies of its last steps, which differ.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,14 @@ import torch
 
 from oblrpo.algorithms import resolve
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, Ledger, depends_on_own_output
+from oblrpo.estimators import BASELINES, Ledger
 from oblrpo.intervals import GeometricMean, Mean, geometric_mean, mean
 from oblrpo.rewards import Rewards
 from oblrpo.runs import RunFolder
 from oblrpo.runs.state_files import load_state
-from oblrpo.scores.proxies import agreement
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
 from oblrpo.step import Learner
-from oblrpo.tasks import Task
 from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
 
@@ -66,40 +63,38 @@ class Findings:
     the loss weighs completions by their lengths, which has another mean gradient."""
     variance: Mapping[str, GeometricMean]
     """The variance under each baseline over that under `rloo`, on the same batches."""
-    length: Mean | None
-    """The correlation of log length and log squared score norm within prompts; None where lengths do not differ."""
-    depends: bool
-    """Whether the run's baseline changes with the completion that it is subtracted from."""
 
     @property
     def critical(self) -> float:
         """The number of prompts at which noise equals signal; infinite where no signal is found."""
-        return _prompts(self.run_prompts, self.n_snr)
+        return self.run_prompts / self.n_snr if self.n_snr > 0 else math.inf
 
-    def figures(self, under: str = "") -> str:
-        """N SNR `under` something and the critical batch, with their intervals, in words."""
-        return _figures(self.run_prompts, self.n_snr, self.n_snr_low, self.n_snr_high, under)
-
-    def of_run(self) -> str:
-        """The run's own N SNR at this step, in words."""
-        return "none" if self.run_n_snr is None else f"{self.run_n_snr:.2g}"
+    @property
+    def figures(self) -> str:
+        """N SNR and the critical batch, with their intervals, in words."""
+        with_yours = f" with your {self.run_prompts} prompts and {self.baseline}"
+        found = f"N SNR {self.n_snr:.2g} ({self.n_snr_low:.2g} to {self.n_snr_high:.2g}){with_yours}; "
+        if not self.n_snr > 0:
+            return found + "no signal is above the noise (more prompts, --prompts, may show one)"
+        most = f" to {self.run_prompts / self.n_snr_low:.0f}" if self.n_snr_low > 0 else " or more"
+        return (
+            f"{found}the critical batch is {self.critical:.0f} prompts ({self.run_prompts / self.n_snr_high:.0f}{most})"
+        )
 
     def plain(self) -> dict[str, Any]:
         """It as a JSON object."""
-        found = asdict(self) | {"critical_batch_size": self.critical if math.isfinite(self.critical) else None}
-        return found | {"variance": {name: asdict(ratio) for name, ratio in self.variance.items()}}
+        return asdict(self) | {"critical_batch_size": self.critical if math.isfinite(self.critical) else None}
 
     def __str__(self) -> str:
+        run = "none" if self.run_n_snr is None else f"{self.run_n_snr:.2g}"
         lines = [
             f"A look at step {self.step}: {BATCHES} batches of {self.prompts} fresh prompts x {self.outputs} "
             "completions; 95 % intervals over batches",
             f"  reward            {_figure(self.reward)}",
-            f"  signal and noise  {self.figures(f' with your {self.run_prompts} prompts and {self.baseline}')}",
-            f"                    of this one policy (step {self.step}); the run logged {self.of_run()} there, a mean "
-            "over the policies of its last steps",
+            f"  signal and noise  {self.figures}",
+            f"                    of this one policy (step {self.step}); the run logged {run} there, a mean over the "
+            "policies of its last steps",
             f"  noise             {self._noise()}",
-            f"  length            {self._length()}",
-            f"  bias              {self._bias()}",
             "  gradient variance under each baseline, relative to rloo on the same batches:",
         ]
         if not self.variance:
@@ -119,75 +114,17 @@ class Findings:
             return "its source is not known under this loss weighting"
         return f"a share of {_figure(self.between)} comes from which prompts are drawn, the rest from their completions"
 
-    def _length(self) -> str:
-        if self.length is None:
-            return "completions of a prompt are equally long, and cannot be weighted by length"
-        if self.length.margin is None:
-            return "completions of a prompt differ in length in one batch only, too few to say"
-        good = "a good" if self.length.low > GOOD else "a poor" if self.length.high < GOOD else "perhaps a good"
-        return f"{good} proxy for score norms here: within prompts their logarithms correlate by {_figure(self.length)}"
 
-    def _bias(self) -> str:
-        if self.depends:
-            return f"biased: {self.baseline} changes with the completion it is subtracted from"
-        return f"unbiased: {self.baseline} does not depend on the completion it is subtracted from"
-
-
-@dataclass(frozen=True)
-class LookReport:
-    """Looks at several policies of one run, the newest first, and the mean of their N SNR."""
-
-    policies: tuple[Findings, ...]
-    requested: int
-    """Policies that were requested; there may be fewer."""
-
-    @property
-    def n_snr(self) -> Mean:
-        """Mean N SNR, with a 95 % interval over policies; none of one policy. May be negative by chance."""
-        return mean([each.n_snr_signed for each in self.policies])
-
-    def plain(self) -> dict[str, Any]:
-        """It as a JSON object: the newest look, all of them, and their mean."""
-        critical = _prompts(self.policies[0].run_prompts, self.n_snr.value)
-        return self.policies[0].plain() | {
-            "checkpoints": [each.plain() for each in self.policies],
-            "mean_n_snr": asdict(self.n_snr),
-            "mean_critical_batch_size": critical if math.isfinite(critical) else None,
-        }
-
-    def __str__(self) -> str:
-        newest, found, lines = self.policies[0], self.n_snr, []
-        if len(self.policies) < self.requested:
-            lines.append(
-                f"Only {len(self.policies)} of the {self.requested} requested checkpoints are there, undamaged "
-                "(oblrpo train --save-total-limit keeps more)."
-            )
-        if found.n > 1:
-            low, value, high = (max(end, 0.0) for end in (found.low, found.value, found.high))
-            under = f"with your {newest.run_prompts} prompts and {newest.baseline}"
-            lines += [
-                f"Looks at {found.n} policies of the run, each on fresh prompts of its own, {under}:",
-                *(f"  step {each.step:<6} {each.figures()}; the run logged {each.of_run()}" for each in self.policies),
-                f"  mean        {_figures(newest.run_prompts, value, low, high)}; 95 % interval over policies",
-                "  What the run logged is a mean over the policies of its last steps.",
-            ]
-        return "\n".join([*lines, *([""] if lines else []), str(newest)])
-
-
-GOOD = 0.9  # the correlation from which on a proxy is called good: four fifths of the spread
-
-
-def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> LookReport:
-    """Measure the newest whole checkpoints of a run of ours.
+def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -> Findings:
+    """Measure a checkpoint of a run of ours.
 
     Args:
         run: the run's folder.
         prompts: prompts of each batch, 2 at least; 0: as many as a step of the run has, and 32 if it has fewer.
-        checkpoints: how many checkpoints, 1 at least; where fewer are kept, all of them.
+        step: the step of the checkpoint; None: the newest that is not damaged.
+        first: how many batches of prompts are left out, for looks that must share none.
     """
     folder = RunFolder(run)
-    if checkpoints < 1:
-        raise InputError(f"--checkpoints is {checkpoints}; a look needs at least 1.")
     config = folder.saved_config()
     task, most = task_of(config), MOST // config.rollout.num_generations
     size = prompts or max(config.rollout.prompts_per_step, min(LEAST, getattr(task, "rows", LEAST)))
@@ -196,58 +133,33 @@ def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> LookReport:
     if size > most:
         raise InputError(
             f"--prompts is {size:,}; a look at this run takes at most {most:,}, each with "
-            f"{config.rollout.num_generations} completions. To look at more policies use --checkpoints."
+            f"{config.rollout.num_generations} completions."
         )
-    steps = _whole_steps(folder, checkpoints)
-    logged = {row["step"]: row.get("n_snr") for row in folder.read_metrics()}
+    checkpoint = folder.newest_whole()[0] if step is None else folder.checkpoint(step)
+    if checkpoint is None:
+        raise InputError(f"{folder.path} has no checkpoint yet; try again once one is saved (save_steps).")
     rewards = Rewards(task, config.task.rewards, config.task.on_reward_error, config.task.reward_seconds)
     try:
-        # Each policy has prompts of its own: shared ones would make the looks err together, and the interval of their
-        # mean too narrow.
-        taken = [
-            _batches(folder, step, task, rewards, config, size, place * BATCHES) for place, step in enumerate(steps)
-        ]
+        policy, state = load_checkpoint(checkpoint, config), load_state(checkpoint)
+        drop_long_prompts(task, policy, config.task.max_prompt_length)
+        set_threads(config.run.threads, policy)
+        learner = make_learner(policy, rewards, config)
+        learner.load_state_dict(state, str(folder.path))
+        numbers = range(first, first + BATCHES)
+        found = [_batch(learner, task.train_batch(FIRST_STEP + number, size), config, number) for number in numbers]
     finally:
         rewards.close()
-    looks = (
-        _summed_up(batches, step, size, config, logged.get(step)) for step, batches in zip(steps, taken, strict=True)
-    )
-    return LookReport(tuple(looks), checkpoints)
-
-
-def _whole_steps(folder: RunFolder, most: int) -> list[int]:
-    """Steps of the newest checkpoints that are what the run wrote, the newest first; damaged ones are passed over."""
-    newest, _ = folder.newest_whole()
-    if newest is None:
-        raise InputError(f"{folder.path} has no checkpoint yet; try again once one is saved (save_steps).")
-    steps = folder.checkpoint_steps()[::-1]
-    place = [folder.checkpoint(step) for step in steps].index(newest)
-    older = (step for step in steps[place + 1 :] if not folder.wrong_with(step))
-    return [steps[place], *islice(older, most - 1)]
-
-
-def _batches(
-    folder: RunFolder, step: int, task: Task, rewards: Rewards, config: TrainConfig, size: int, first: int
-) -> list[_Batch]:
-    """Measure one policy on the prompts of the steps from FIRST_STEP + `first` on."""
-    policy = load_checkpoint(folder.checkpoint(step), config)
-    drop_long_prompts(task, policy, config.task.max_prompt_length)
-    set_threads(config.run.threads, policy)
-    learner = make_learner(policy, rewards, config)
-    learner.load_state_dict(load_state(folder.checkpoint(step)), str(folder.path))
-    numbers = range(first, first + BATCHES)
-    found = [_batch(learner, task.train_batch(FIRST_STEP + number, size), config, number) for number in numbers]
-    batches = [batch for batch in found if batch is not None]
+    batches, step = [batch for batch in found if batch is not None], int(state["step"])
     if len(batches) < 2:
         raise InputError(f"{folder.path}, step {step}: too few completions have a reward; check the reward's errors.")
-    return batches
+    logged = {row["step"]: row.get("n_snr") for row in folder.read_metrics()}
+    return _summed_up(batches, step, size, config, logged.get(step))
 
 
 @dataclass(frozen=True)
 class _Batch:
     reward: float
     ledger: Ledger
-    length: float  # correlation with score norms
 
 
 def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: int) -> _Batch | None:
@@ -261,11 +173,8 @@ def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: i
     looked = learner.looks.at(batch, batch.count_P.nonzero().flatten(), seed=number)
     if (ledger := learner.looks.ledger(looked, batch, learner.baseline.prior, learner.weights(charged))) is None:
         return None
-    G, chosen_P, norm2_S = config.rollout.num_generations, looked.prompts_P, looked.look.norm2_PG.flatten().double()
-    lengths_S = sampled.rollouts.sequences.lengths_S.view(-1, G)[chosen_P].flatten().to(norm2_S)
-    valid_S = sampled.valid_PG[chosen_P].flatten()
     reward = float(sampled.rewards_PG[sampled.valid_PG].mean())
-    return _Batch(reward, ledger, agreement(lengths_S, norm2_S, G, valid_S))
+    return _Batch(reward, ledger)
 
 
 def _summed_up(
@@ -275,7 +184,6 @@ def _summed_up(
     entries, P = [batch.ledger.entries[own] for batch in batches], config.rollout.prompts_per_step
     signal, noise = mean([entry.signal2 for entry in entries]), mean([entry.variance for entry in entries]).value
     per_signal = P / size / noise if noise > 0 else 0.0  # `variance` is that of a batch of `size` prompts
-    lengths = [batch.length for batch in batches if not math.isnan(batch.length)]
     rloo = [batch.ledger.entries["rloo"].variance for batch in batches]
     pairs = [(batch.ledger.between, under) for batch, under in zip(batches, rloo, strict=True) if under > 0]
     shares = [between / under for between, under in pairs if not math.isnan(between)]
@@ -299,23 +207,8 @@ def _summed_up(
         run_prompts=P,
         between=mean(shares) if shares else None,
         variance={name: geometric_mean(of) for name, of in ratios.items() if of and min(of) > 0},
-        length=mean(lengths) if lengths else None,
-        depends=depends_on_own_output(own),
     )
 
 
 def _figure(found: Mean) -> str:
     return f"{found.value:.2f}" + ("" if found.margin is None else f" +- {found.margin:.2f}")
-
-
-def _prompts(prompts: int, n_snr: float) -> float:
-    """The critical batch of an N SNR that `prompts` prompts have; infinite where there is no signal."""
-    return prompts / n_snr if n_snr > 0 else math.inf
-
-
-def _figures(prompts: int, n_snr: float, low: float, high: float, under: str = "") -> str:
-    found = f"N SNR {n_snr:.2g} ({low:.2g} to {high:.2g}){under}; "
-    if not n_snr > 0:
-        return found + "no signal is above the noise (more prompts, --prompts, may show one)"
-    most = f" to {prompts / low:.0f}" if low > 0 else " or more"
-    return f"{found}the critical batch is {prompts / n_snr:.0f} prompts ({prompts / high:.0f}{most})"

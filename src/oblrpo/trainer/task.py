@@ -20,12 +20,12 @@ from oblrpo.step import Learner, Samples, StepResult
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import load_benchmark
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
-from oblrpo.tasks.sources import Stream, is_hub_name, keep_rows, path_of, read_source
+from oblrpo.tasks.sources import Stream, is_hub_name, keep_rows, read_source
 from oblrpo.trainer.demonstrations import Demonstration
 
 
 def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
-    """Return the built-in task, the benchmark, or the user's data, which may be rows among `objects`."""
+    """Return the named task, the benchmark, or the user's data, which may be rows among `objects`."""
     task, seed, objects = config.task, config.run.seed, objects or Objects()
     objects.check(data=(*task.data, *task.eval_data), rewards=task.rewards)
     if not all(isinstance(key, str) for key in task.task_args):
@@ -86,11 +86,11 @@ def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:
 
 
 def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], rewards: Rewards) -> dict[str, str]:
-    """Return the SHA-256 of all data, rewards and baselines that the settings name, by setting and name.
+    """Return the SHA-256 of all data, rewards, baselines and tasks that the settings name, by setting and name.
 
     By them a change is noticed before the run resumes. Of a file it is that of its bytes, of a data set of the hub that
-    of the problems and rows made of it, of a reward or a baseline that of the file it is written in. Rows of a Python
-    program have theirs in the settings, in their word.
+    of the problems and rows made of it, of a reward, a baseline or a task that of the file it is written in. Rows of a
+    Python program have theirs in the settings, in their word.
     """
     parts: dict[str, Sequence[Any]] = {"sft_data": rows}
     names = {"data": config.task.data, "eval_data": config.task.eval_data, "sft_data": config.warm_start.sft_data}
@@ -109,10 +109,10 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
                 rows_as_text = (json.dumps(as_stable_json(vars(row)), sort_keys=True) for row in parts[setting])
                 digests[f"{setting} {name}"] = sum_of_texts(rows_as_text)
             else:
-                digests[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))
-    baseline = config.algorithm.baseline
-    if ":" in baseline:  # of the user's own
-        digests[f"baseline {baseline}"] = sum_of(Path(baseline.rpartition(":")[0]))
+                digests[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(Path(name))
+    for setting, name in (("baseline", config.algorithm.baseline), ("task", config.task.task)):
+        if ":" in name:  # of the user's own
+            digests[f"{setting} {name}"] = sum_of(Path(name.rpartition(":")[0]))
     return digests | rewards.digests()
 
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from oblrpo.tasks import CountdownTask, Problem
-from oblrpo.tasks.countdown import STYLES, blur, follow, parse_question, plans
+from lab.tasks.countdown import STYLES, CountdownTask, blur, follow, parse_question, plans
+from oblrpo.tasks import Problem
 
 PROBLEM = Problem("3,5,7>22=", "3,5,7>22")
 

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from oblrpo.tasks import AdditionTask, Problem
-from oblrpo.tasks.arithmetic import SLIPS, steps
+from lab.tasks.addition import AdditionTask, steps
+from oblrpo.tasks import Problem
+from oblrpo.tasks.arithmetic import SLIPS
 
 PROBLEM = Problem("47+8+55=", "110")
 

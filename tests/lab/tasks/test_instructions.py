@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from oblrpo.tasks import Problem, make_task
-from oblrpo.tasks.instructions import CHECKS, FACTS, TEXTS, WORD
+from lab.tasks.instructions import CHECKS, FACTS, TEXTS, WORD, InstructionsTask
+from oblrpo.tasks import Problem
 
 TEXT = "Bread is baked in the morning by people who get up early."
 
@@ -17,7 +17,7 @@ def problem_of(**conditions):
 
 
 def reward(completion, **conditions):
-    return make_task("instructions").reward(problem_of(**conditions), completion)
+    return InstructionsTask().reward(problem_of(**conditions), completion)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_silence_and_repetition_earn_nothing(completion):
 
 
 def test_hostile_completions_end_soon_and_stay_within_one(hostile):
-    (problem,) = make_task("instructions").train_batch(0, 1)
+    (problem,) = InstructionsTask().train_batch(0, 1)
     begin = time.perf_counter()
-    assert make_task("instructions").reward(problem, hostile) in (0.0, 1 / 2, 1 / 3, 1 / 4)
+    assert InstructionsTask().reward(problem, hostile) in (0.0, 1 / 2, 1 / 3, 1 / 4)
     assert time.perf_counter() - begin < 1.0
 
 
 def test_prompts_ask_for_what_is_checked():
-    task, seen = make_task("instructions"), set()
+    task, seen = InstructionsTask(), set()
     for problem in task.train_batch(0, 300):
         (message,) = problem.prompt
         assert message["role"] == "user"
@@ -86,13 +86,13 @@ def test_prompts_ask_for_what_is_checked():
 
 
 def test_batches_are_a_function_of_seed_and_step():
-    assert make_task("instructions", 1).train_batch(2, 8) == make_task("instructions", 1).train_batch(2, 8)
-    assert make_task("instructions", 1).train_batch(2, 8) != make_task("instructions", 2).train_batch(2, 8)
-    assert make_task("instructions", 1).heldout(8) == make_task("instructions", 2).heldout(9)[:8]
+    assert InstructionsTask(1).train_batch(2, 8) == InstructionsTask(1).train_batch(2, 8)
+    assert InstructionsTask(1).train_batch(2, 8) != InstructionsTask(2).train_batch(2, 8)
+    assert InstructionsTask(1).heldout(8) == InstructionsTask(2).heldout(9)[:8]
 
 
 def test_heldout_subjects_are_not_trained_on():
-    task = make_task("instructions")
+    task = InstructionsTask()
     heldout = {problem.columns["subject"] for problem in task.heldout(300)}
     trained = {problem.columns["subject"] for step in range(30) for problem in task.train_batch(step, 32)}
     assert len(heldout) >= 12
@@ -101,7 +101,7 @@ def test_heldout_subjects_are_not_trained_on():
 
 
 def test_demonstrations_keep_to_everything_and_are_of_uneven_length(demonstrated):
-    task = make_task("instructions")
+    task = InstructionsTask()
     shown = list(demonstrated(task, 300))
     assert all(task.reward(problem, text) == 1.0 for problem, text in shown)
     lengths = sorted(len(WORD.findall(text)) for _, text in shown)
@@ -110,7 +110,7 @@ def test_demonstrations_keep_to_everything_and_are_of_uneven_length(demonstrated
 
 
 def test_noise_breaks_conditions(demonstrated):
-    task = make_task("instructions")
+    task = InstructionsTask()
     means = [sum(task.reward(*pair) for pair in demonstrated(task, 300, noise)) / 300 for noise in (0.1, 0.4, 1.0)]
     assert 0.97 > means[0] > means[1] + 0.1 > means[2] + 0.3
 
@@ -118,5 +118,5 @@ def test_noise_breaks_conditions(demonstrated):
 def test_facts_have_six_to_ten_words_and_no_commas():
     assert all(6 <= len(fact.split()) <= 10 and "," not in fact and "{subject}" in fact for fact in FACTS)
     rng = random.Random(0)
-    (problem,) = make_task("instructions").train_batch(0, 1)
-    assert make_task("instructions").demonstration(problem, rng, 0.0)
+    (problem,) = InstructionsTask().train_batch(0, 1)
+    assert InstructionsTask().demonstration(problem, rng, 0.0)

@@ -10,7 +10,8 @@ from functools import lru_cache
 from itertools import accumulate, permutations
 from typing import NamedTuple, TypeVar
 
-from oblrpo.tasks.task import GeneratedTask, Problem, check_whole
+from oblrpo.tasks import GeneratedTask, Problem
+from oblrpo.tasks.task import check_whole
 
 LARGEST_TARGET = 99
 CALCULATE = {"+": arithmetic.add, "-": arithmetic.sub, "*": arithmetic.mul}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from oblrpo.tasks.countdown import MAX_DEPTH, MAX_LENGTH, evaluate
+from lab.tasks.countdown import MAX_DEPTH, MAX_LENGTH, evaluate
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from oblrpo.tasks.task import HELDOUT_FRACTION, GeneratedTask, Problem, split_position
+from oblrpo.tasks import GeneratedTask, Problem
+from oblrpo.tasks.task import HELDOUT_FRACTION, split_position
 
 SUBJECTS = tuple(
     re.findall(
