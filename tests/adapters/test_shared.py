@@ -17,6 +17,7 @@ from oblrpo.adapters.shared import (
     key_of,
     load_schedule,
     measured,
+    norm_metrics,
     of_all_ranks,
     off,
     rows_of_all_ranks,
@@ -112,14 +113,14 @@ def test_baselines_and_norms_of_a_batch_with_gaps():
     valid_PG = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
     baseline_PG = torch.tensor([[0.5, 1.0, 1.5], [3.0, nan, 7.0], [nan, nan, nan]])
     norm2_PG = torch.tensor([[2.0, 4.0, 6.0], [18.0, nan, 99.0], [nan, nan, nan]])
-    found = baseline_metrics(rewards_PG, valid_PG, baseline_PG, norm2_PG)
+    found = baseline_metrics(valid_PG, baseline_PG) | norm_metrics(rewards_PG, valid_PG, norm2_PG)
     assert found == pytest.approx(
         {"baseline/mean": 2.0, "baseline/spread": math.sqrt(2), "score_norm2/mean": 7.5, "score_norm2/kappa": 2.0}
     )
-    alone = baseline_metrics(rewards_PG[1:], valid_PG[1:], baseline_PG[1:], None)
+    alone = baseline_metrics(valid_PG[1:], baseline_PG[1:])
     assert alone["baseline/mean"] == 3.0
     assert math.isnan(alone["baseline/spread"])
-    assert set(alone) == {"baseline/mean", "baseline/spread"}
+    assert norm_metrics(rewards_PG[2:], valid_PG[2:], norm2_PG[2:]) == {}
 
 
 @pytest.fixture

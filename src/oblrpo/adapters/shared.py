@@ -143,30 +143,23 @@ def signal_metrics(schedule: estimators.SNRSchedule, batch: estimators.Moments |
     }
 
 
-def baseline_metrics(
-    rewards_PG: Tensor, valid_PG: Tensor, baseline_PG: Tensor, norm2_PG: Tensor | None
-) -> dict[str, float]:
-    """Mean and spread over prompts of the prompts' mean baselines, and the score norms where they are known."""
+def baseline_metrics(valid_PG: Tensor, baseline_PG: Tensor) -> dict[str, float]:
+    """Mean and spread over prompts of the prompts' mean baselines."""
     part_P = valid_PG.any(1)
     baseline_P = baseline_PG.masked_fill(~valid_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
-    metrics = {
+    return {
         "baseline/mean": float(baseline_P.mean()),
         "baseline/spread": float(baseline_P.std()) if len(baseline_P) > 1 else math.nan,
     }
-    if norm2_PG is not None and len(baseline_P):
-        metrics["score_norm2/mean"] = float(norm2_PG[valid_PG].mean())
-        metrics["score_norm2/kappa"] = estimators.kappa(norm2_PG[valid_PG], rewards_PG[valid_PG])
-    return metrics
 
 
-def gather_rows(rows_SC: Tensor, group: Any = None) -> Tensor:
-    """The rows of all processes, as wide as the widest, zeros behind the others; the same on each of them."""
-    if not torch.distributed.is_initialized():
-        return rows_SC
-    parts: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(parts, rows_SC.cpu(), group=group)
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]).to(rows_SC)
+def norm_metrics(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> dict[str, float]:
+    """The mean squared score norm, and how it goes with rewards; nothing where no output counts."""
+    if not valid_PG.any():
+        return {}
+    norm2_N = norm2_PG[valid_PG]
+    kappa = estimators.kappa(norm2_N, rewards_PG[valid_PG])
+    return {"score_norm2/mean": float(norm2_N.mean()), "score_norm2/kappa": kappa}
 
 
 def without_tensors(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.adapters.shared import gather_rows
+from oblrpo.adapters.shared import rows_of_all_ranks
 from oblrpo.adapters.trl.advantages import in_eval_mode, sequences_of
 from oblrpo.errors import check_finite
 from oblrpo.estimators import ONE_IN
@@ -120,6 +120,6 @@ class Accumulated:
         def change_SC() -> Tensor:
             with in_eval_mode(self.policy.model):
                 mine_SC = torch.zeros(0, 1, device=self.policy.device) if change is None else change()
-            return gather_rows(mine_SC)
+            return rows_of_all_ranks(mine_SC)
 
         return change_SC

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessorList
 
 from oblrpo import estimators
-from oblrpo.adapters.shared import baseline_metrics, with_tensors, without_tensors
+from oblrpo.adapters.shared import baseline_metrics, norm_metrics, with_tensors, without_tensors
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.sequences import MicroBatches
@@ -191,10 +191,11 @@ class Advantages:
             remember = past.scaled or (looked is not None and len(looked[0]) == prompts)
         baseline_PG = begun.of(rewards_PG, valid_PG, norm2_PG=weight_PG, remember=remember)
         advantages_PG = estimators.advantages(rewards_PG, baseline_PG, valid_PG)
-        metrics |= baseline_metrics(rewards_PG, valid_PG, baseline_PG, None)
+        metrics |= baseline_metrics(valid_PG, baseline_PG)
         group_norm2_P, own2 = None, math.nan
         if looked is not None:
-            metrics |= self._norm_metrics(looked, rewards_PG, valid_PG)
+            P, gram_PGG = looked
+            metrics |= norm_metrics(rewards_PG[P], valid_PG[P], gram_PGG.diagonal(dim1=1, dim2=2))
             if all_features is not None and weight_PG is not None:
                 metrics |= begun.learn(looked, all_features, rewards_PG, valid_PG, weight_PG, scale_PG)
             group_norm2_P, own2 = self._of_prompts(looked, advantages_PG, rewards_PG, valid_PG, scale_PG)
@@ -232,14 +233,6 @@ class Advantages:
         """The features of all processes' outputs."""
         table_SK = torch.stack([values.double() for values in vars(features).values()], 1)
         return Features(*self.accelerator.gather(table_SK).unbind(1))
-
-    def _norm_metrics(self, looked: tuple[Tensor, Tensor], rewards_PG: Tensor, valid_PG: Tensor) -> dict[str, float]:
-        P, norm2_PG = looked[0], looked[1].diagonal(dim1=1, dim2=2)
-        valid_PG, rewards_PG = valid_PG[P], rewards_PG[P]
-        return {
-            "score_norm2/mean": float(norm2_PG[valid_PG].mean()),
-            "score_norm2/kappa": estimators.kappa(norm2_PG[valid_PG], rewards_PG[valid_PG]),
-        }
 
     def _of_prompts(
         self,

@@ -19,7 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo import estimators
-from oblrpo.adapters.shared import baseline_metrics, with_tensors, without_tensors
+from oblrpo.adapters.shared import baseline_metrics, norm_metrics, with_tensors, without_tensors
 from oblrpo.adapters.verl.advantages import taken_from
 from oblrpo.adapters.verl.engine import OBLRWorker
 from oblrpo.adapters.verl.prompt_rows import PADDING, PromptRows, place_on_ranks
@@ -103,7 +103,7 @@ class BatchScores:
         groups, valid_PG, rewards_PG = self.groups, self.groups.valid_PG, self.groups.take(rewards_S)
         weight_PG = self.weight_PG(baseline.past.calibrated)
         baseline_PG = baseline.of(rewards_PG, valid_PG, self._own_PGT, weight_PG)
-        found = baseline_metrics(rewards_PG, valid_PG, baseline_PG, weight_PG)
+        found = baseline_metrics(valid_PG, baseline_PG) | norm_metrics(rewards_PG, valid_PG, weight_PG)
         metrics.update({f"critic/{name}": value for name, value in found.items()})
         return groups.put(estimators.advantages(rewards_PG, baseline_PG, valid_PG))
 
