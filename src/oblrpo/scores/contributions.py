@@ -8,9 +8,8 @@ cross terms count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -112,47 +111,32 @@ Matrix: TypeAlias = Outer | Recomputed
 Contribution: TypeAlias = Matrix | Vector
 
 
-def runs(sizes: Sequence[int]) -> list[tuple[slice, int]]:
-    """The rows of neighbouring groups of one size, with the size; groups of these sizes follow each other in rows."""
-    result, start = [], 0
-    for size, same in groupby(sizes):
-        stop = start + size * len(list(same))
-        result.append((slice(start, stop), size))
-        start = stop
-    return result
-
-
-def group_sums(parts: list[Contribution], coef_S: Tensor | None, sizes: Sequence[int], grad: Tensor) -> Tensor:
+def group_sums(parts: list[Contribution], coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
     """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, (P,).
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
-    batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones.
+    batch, so the group norms cost one pass over what was computed anyway.
     """
-    norms, outers = [], matrices(parts)
-    for rows, size in runs(sizes):
-        if not outers:
-            value_SC = vector_total(parts)[rows]
-            value_SC = value_SC if coef_S is None else value_SC * coef_S[rows, None]
-            group_PC = value_SC.view(-1, size, value_SC.shape[1]).sum(1)
-            grad += group_PC.sum(0).view_as(grad)
-            norms.append(group_PC.square().sum(-1))
-        elif all(part.is_lookup for part in outers):
-            (part,) = joined([part.of(rows) for part in outers])
-            assert isinstance(part, Outer)
-            owner_S = torch.arange(part.sequences, device=grad.device) // size
-            coef = None if coef_S is None else coef_S[rows]
-            norms.append(lookup_sums([(part, coef, owner_S)], part.sequences // size, grad))
-        else:
-            room = grad.numel() + size * max(part.room for part in outers)
-            for chunk in chunks((rows.stop - rows.start) // size, room):
-                some = slice(rows.start + chunk.start * size, rows.start + chunk.stop * size)
-                group_PRC = group_gradients(outers, coef_S, some, size)
-                grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
-                norms.append(row_norm2(group_PRC))
-    return norms[0] if len(norms) == 1 else torch.cat(norms)
+    outers = matrices(parts)
+    if not outers:
+        value_SC = vector_total(parts) * coef_S[:, None]
+        group_PC = value_SC.view(-1, group_size, value_SC.shape[1]).sum(1)
+        grad += group_PC.sum(0).view_as(grad)
+        return group_PC.square().sum(-1)
+    if all(part.is_lookup for part in outers):
+        (part,) = joined(outers)
+        assert isinstance(part, Outer)
+        return lookup_sums(part, coef_S, group_size, grad)
+    norms, room = [], grad.numel() + group_size * max(part.room for part in outers)
+    for groups in chunks(outers[0].sequences // group_size, room):
+        rows = slice(groups.start * group_size, groups.stop * group_size)
+        group_PRC = group_gradients(outers, coef_S, rows, group_size)
+        grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
+        norms.append(row_norm2(group_PRC))
+    return torch.cat(norms)
 
 
-def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
+def group_gradients(parts: list[Matrix], coef_S: Tensor, rows: slice, group_size: int) -> Tensor:
     """Gradients of whole groups, (groups, R, C), from as few sequences at once as a single group needs."""
     pieces = [rows]
     if rows.stop - rows.start == group_size:
@@ -160,9 +144,8 @@ def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, gro
         pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in inside]
     total: Tensor | None = None
     for piece in pieces:
-        coef = None if coef_S is None else coef_S[piece]
         for part in parts:
-            product = multiply_out(part.of(piece), coef, min(group_size, piece.stop - piece.start))
+            product = multiply_out(part.of(piece), coef_S[piece], min(group_size, piece.stop - piece.start))
             total = product if total is None else total.add_(product)
     assert total is not None
     return total
@@ -299,19 +282,11 @@ def _scaled(rows_STC: Tensor, coef_S: Tensor) -> Tensor:
     return scaled.to(rows_STC.dtype) if rows_STC.is_cuda else scaled
 
 
-def lookup_sums(lookups: Sequence[tuple[Outer, Tensor | None, Tensor]], groups: int, grad: Tensor) -> Tensor:
-    """The same as `group_sums` for embeddings, where only the rows that occur are touched.
-
-    Each part comes with the coefficients of its sequences, and with their groups.
-    """
-    sums = []
-    for part, coef_N, owner_N in lookups:
-        weighted = part if coef_N is None else replace(part, right=wide(part.right) * coef_N[:, None, None])
-        sums.append(sum_equal_rows(weighted, owner_N[:, None]))
-    key_N, rows_NC = sums[0]
-    if len(sums) > 1:
-        key_N, slot_N = torch.unique(torch.cat([key_N for key_N, _ in sums]), return_inverse=True)
-        all_rows = torch.cat([rows_NC for _, rows_NC in sums])
-        rows_NC = all_rows.new_zeros(len(key_N), grad.shape[-1]).index_add(0, slot_N, all_rows)
+def lookup_sums(part: Outer, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+    """The same as `group_sums` for an embedding, where only the rows that occur are touched."""
+    weighted = replace(part, right=wide(part.right) * coef_S[:, None, None])
+    owner_S1 = torch.arange(part.sequences, device=grad.device)[:, None] // group_size
+    key_N, rows_NC = sum_equal_rows(weighted, owner_S1)
     grad.index_add_(0, key_N % len(grad), rows_NC)
-    return rows_NC.new_zeros(groups).index_add(0, key_N // len(grad), rows_NC.square().sum(-1))
+    norm2_P = rows_NC.new_zeros(part.sequences // group_size)
+    return norm2_P.index_add(0, key_N // len(grad), rows_NC.square().sum(-1))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -24,8 +24,7 @@ from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.operations import Operation, ParameterInPlace
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
-from oblrpo.scores.stores import Sink
-from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
+from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, Take, TappedCall
 from oblrpo.scores.tapped_operations import OperationTapper
 from oblrpo.scores.trainable_layers import (
     ExpertPart,
@@ -104,25 +103,19 @@ class ForwardRecorder:
         self.root = torch.zeros((), requires_grad=True, device="cpu")
         self.collector = ShareCollector()
         self._undo = ExitStack()
-        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         numbers = sum(p.numel() for p in model.parameters())
         self.operations = OperationTapper(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation, numbers)
         self._begin()
 
     def _begin(self) -> None:
         self.layers = trainable_layers(self.model)
+        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.ran_without_gradients = self.foreign_hooks = False
-        self.next_forward()
-
-    def next_forward(self) -> None:
-        """Forget what the last forward has shown, because another begins."""
         self.batch_rows: int | None = None
         self.tokens: int | None = None
         self.given: tuple[str, ...] = ()  # names of the arguments of the model's call
         self.operations.forget()
-        for piece in self._pieces.values():
-            piece.forget()
 
     @property
     def pieces(self) -> list[ParameterPiece]:
@@ -148,18 +141,6 @@ class ForwardRecorder:
     def stop(self) -> None:
         """Take the hooks away."""
         self._undo.close()
-
-    @contextmanager
-    def resumed(self) -> Iterator[None]:
-        """Put the hooks in place once more, for a backward that may recompute parts of the forward."""
-        if self.active:
-            yield
-            return
-        try:
-            self._hook()
-            yield
-        finally:
-            self.stop()
 
     def _hook(self) -> None:
         undo = self._undo.callback
@@ -305,17 +286,8 @@ class ForwardRecorder:
         self.foreign_hooks |= foreign_hooks()
         return TappedCall(self.collector, layer, gradients, pieces, dispatch, operation, recomputed=not counting)
 
-    def backward(
-        self,
-        logps_S: Tensor,
-        coef_S: Tensor | None,
-        layout: Layout,
-        stores: Mapping[ParameterPiece, Sink],
-        keep_graph: bool,
-    ) -> list[ParameterPiece]:
-        """Run the backward of sum_s coef_s logps_s for activations; return the pieces whose output matters to logps_S.
-
-        Every piece's shares go to its store when they are complete.
+    def backward(self, logps_S: Tensor, layout: Layout, take: Take) -> None:
+        """Run the backward of sum_s logps_s for activations, and give every piece's shares on when they are complete.
 
         Raises:
             UnsupportedModelError: a parameter was used elsewhere, or a part of the model is hidden from the tape.
@@ -326,11 +298,10 @@ class ForwardRecorder:
         # were used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
         named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
         inputs = [self.root, *(parameter for _, parameter in named.values())]
-        coef_S = torch.ones_like(logps_S) if coef_S is None else coef_S
         autocast = torch.autocast(logps_S.device.type, enabled=False)  # ours are products of the types they are given
-        with self.collector.collecting(layout, stores), autocast:
+        with self.collector.collecting(layout, take), autocast:
             try:
-                _, *grads = torch.autograd.grad(logps_S, inputs, coef_S, allow_unused=True, retain_graph=keep_graph)
+                _, *grads = torch.autograd.grad(logps_S, inputs, torch.ones_like(logps_S), allow_unused=True)
             except RuntimeError as error:
                 if "use_reentrant" in str(error):
                     raise UnsupportedModelError(REENTRANT) from None
@@ -342,4 +313,4 @@ class ForwardRecorder:
                         "norms would miss that use. Use the module's own forward, or scores.chunked_logps for a large "
                         "head."
                     )
-            return self.collector.complete()
+            self.collector.complete()

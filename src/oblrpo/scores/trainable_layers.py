@@ -140,10 +140,6 @@ class ParameterPiece:
     def __init__(self, parameter: nn.Parameter, index: int | None, part: ExpertPart | None = None) -> None:
         self.parameter, self.index = parameter, index
         self._part = part
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the last forward, because a new one begins."""
         self.calls = 0
         self.tokens = 0
         self.only_lookups = True
