@@ -18,7 +18,7 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
   4. rules. `rules.linear` makes of them the factored gradient of W, `Outer`, and that of b, `Vector` (`contributions`).
   5. stores. `ShareCollector.deliver` gives a piece's shares, once it has those of all its calls, to `ScoreTape._take`.
      It takes the inner products and sketches that `record` was asked for (`gram`), and holds the shares in a store
-     (`stores.store_for`): `Factors` as they are, `PerSequence` multiplied out. With "streamed" it takes the norms alone.
+     (`stores.store_for`): `Factors` as they are, `PerSequence` multiplied out. "streamed" takes the norms alone.
 
 `tape.norm2()`
   6. norms. `stores.norm2_of` adds up all parameters' norms; those of `Factors` come by `norms.norm2` and
@@ -29,7 +29,7 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
 
 An embedding or a norm differs in its rule alone. Other ways to the same stores: `head` (log-probabilities without all
 logits), `experts` (batched ones; LoRA on them is in `trainable_layers`), `tapped_operations`, `operations` and
-`functions` (parameters without a rule). `proxies` are weights from a forward alone, and `oracle` is loop autograd, which
+`functions` (parameters without a rule). `proxies` are weights from a forward alone. `oracle` is loop autograd, which
 everything is tested against.
 """
 
