@@ -182,7 +182,7 @@ def test_what_is_made_of_a_parameter_is_followed(way, rows):
     [
         ("assigned", "1.scale: it is used in __setitem__"),
         ("mixed", "1.scale: batch_norm gives a row of the batch something else"),
-        ("picked", r"1.scale: it meets an activation of shape \(3, 4\) in"),
+        ("picked", "1: entries of logps_S depend on other rows of this layer"),
         ("time_first", r"1.scale: it meets an activation of shape \(4, 3, 4\)"),
         ("changed_after", "1.scale: what was made of it was changed in place"),
         ("kernel", "1.scale is used other than by calling its module"),

@@ -297,7 +297,7 @@ def test_one_parameter_as_vector_and_matrix_is_refused():
     parts = [Vector(torch.ones(2, 12)), Outer(torch.ones(2, 3, 4), torch.ones(2, 3, 3), 4)]
     for order in (parts, parts[::-1]):
         with pytest.raises(TypeError, match="vector and matrix"):
-            PerSequence().take(order)
+            PerSequence(order)
 
 
 def test_a_tape_entered_again_frees_the_stores_before(case):

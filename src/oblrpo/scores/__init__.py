@@ -18,7 +18,7 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
   4. rules. `rules.linear` makes of them the factored gradient of W, `Outer`, and that of b, `Vector` (`contributions`).
   5. stores. `ShareCollector.deliver` gives a piece's shares, once it has those of all its calls, to `ScoreTape._take`.
      It takes the inner products and sketches that `record` was asked for (`gram`), and holds the shares in a store
-     (`stores.store_for`): `Factors` as they are, `PerSequence` multiplied out. "streamed" takes the norms alone.
+     (`stores.held`): `Factors` as they are, `PerSequence` multiplied out. "streamed" takes the norms alone.
 
 `tape.norm2()`
   6. norms. `stores.norm2_of` adds up all parameters' norms; those of `Factors` come by `norms.norm2` and

@@ -101,36 +101,25 @@ class Vector:
 
     value_SC: Tensor
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences, S."""
-        return len(self.value_SC)
-
 
 Matrix: TypeAlias = Outer | Recomputed
 Contribution: TypeAlias = Matrix | Vector
 
 
-def group_sums(parts: list[Contribution], coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+def group_sums(parts: list[Matrix], coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
     """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, (P,).
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
     batch, so the group norms cost one pass over what was computed anyway.
     """
-    outers = matrices(parts)
-    if not outers:
-        value_SC = vector_total(parts) * coef_S[:, None]
-        group_PC = value_SC.view(-1, group_size, value_SC.shape[1]).sum(1)
-        grad += group_PC.sum(0).view_as(grad)
-        return group_PC.square().sum(-1)
-    if all(part.is_lookup for part in outers):
-        (part,) = joined(outers)
+    if all(part.is_lookup for part in parts):
+        (part,) = joined(parts)
         assert isinstance(part, Outer)
         return lookup_sums(part, coef_S, group_size, grad)
-    norms, room = [], grad.numel() + group_size * max(part.room for part in outers)
-    for groups in chunks(outers[0].sequences // group_size, room):
+    norms, room = [], grad.numel() + group_size * max(part.room for part in parts)
+    for groups in chunks(parts[0].sequences // group_size, room):
         rows = slice(groups.start * group_size, groups.stop * group_size)
-        group_PRC = group_gradients(outers, coef_S, rows, group_size)
+        group_PRC = group_gradients(parts, coef_S, rows, group_size)
         grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
         norms.append(row_norm2(group_PRC))
     return torch.cat(norms)

@@ -8,7 +8,6 @@ place are noticed.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -27,8 +26,8 @@ from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_
 from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, Take, TappedCall
 from oblrpo.scores.tapped_operations import OperationTapper
 from oblrpo.scores.trainable_layers import (
-    ExpertPart,
     ParameterPiece,
+    Place,
     TrainableLayer,
     look_up_per_row,
     replace_forward,
@@ -109,18 +108,13 @@ class ForwardRecorder:
 
     def _begin(self) -> None:
         self.layers = trainable_layers(self.model)
-        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
+        self.pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.ran_without_gradients = self.foreign_hooks = False
         self.batch_rows: int | None = None
         self.tokens: int | None = None
         self.given: tuple[str, ...] = ()  # names of the arguments of the model's call
         self.operations.forget()
-
-    @property
-    def pieces(self) -> list[ParameterPiece]:
-        """The pieces that the present forward used."""
-        return [piece for piece in self._pieces.values() if piece.calls]
 
     @property
     def active(self) -> bool:
@@ -217,7 +211,7 @@ class ForwardRecorder:
             raise UnsupportedModelError(f"{layer.name}: its rule needs one tensor in and one tensor out.")
         rule = rule_for(module)
         assert rule is not None
-        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), first, output.shape)
+        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), output.shape)
         return OutputTap.apply(output, self.root, call, first, *([output] if rule.needs_output else []))
 
     def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +230,7 @@ class ForwardRecorder:
     ) -> Tensor:
         layer = next(iter(sources.values())).layer
         names = {key: source.layer.parameters[source.name] for key, source in sources.items()}
-        call = self.tapped_call(layer, gradients, names, saved[0], output.shape, operation=operation)
+        call = self.tapped_call(layer, gradients, names, output.shape, operation=operation)
         tapped: Tensor = OutputTap.apply(output, self.root, call, *saved)
         return tapped
 
@@ -249,12 +243,12 @@ class ForwardRecorder:
         calls, shape = [], output.shape
         names = {role: layer.parameters[name] for role, name in roles.items() if name in layer.parameters}
         if names:
-            calls.append(self.tapped_call(layer, product, names, input, shape, dispatch))
+            calls.append(self.tapped_call(layer, product, names, shape, dispatch))
         for role, name in roles.items():
             for adapter in layer.adapters.get(name, ()):
                 if adapter.active():
-                    rule, parts = adapter.rule(dispatch.index, role), adapter.parts(dispatch.index)
-                    calls.append(self.tapped_call(layer, rule, adapter.trainable, input, shape, dispatch, parts=parts))
+                    rule, places = adapter.rule(dispatch.index, role), adapter.places(dispatch.index)
+                    calls.append(self.tapped_call(layer, rule, adapter.trainable, shape, dispatch, places=places))
         for call in calls:
             output = OutputTap.apply(output, self.root, call, input)
         return output
@@ -264,11 +258,10 @@ class ForwardRecorder:
         layer: TrainableLayer,
         gradients: Gradients,
         names: dict[str, nn.Parameter],
-        input: Tensor,
         output_shape: tuple[int, ...],
         dispatch: Dispatch | None = None,
         operation: Operation | None = None,
-        parts: Mapping[str, ExpertPart] = MappingProxyType({}),
+        places: Mapping[str, Place] = MappingProxyType({}),
     ) -> TappedCall:
         """Note a call of a layer, for its tap."""
         pieces, index = {}, None if dispatch is None else dispatch.index
@@ -277,12 +270,9 @@ class ForwardRecorder:
         if counting and len(output_shape) >= 3 and self.tokens is None:
             self.batch_rows, self.tokens = output_shape[:2]
         for name, parameter in names.items():
-            piece = self._pieces.setdefault((id(parameter), index), ParameterPiece(parameter, index, parts.get(name)))
-            pieces[name] = piece
-            if counting:
-                piece.calls += 1
-                piece.tokens += math.prod(output_shape[:-1])
-                piece.only_lookups &= not input.is_floating_point()
+            piece = ParameterPiece(parameter, index, places.get(name, index))
+            pieces[name] = self.pieces.setdefault((id(parameter), index), piece)
+            pieces[name].calls += counting
         self.foreign_hooks |= foreign_hooks()
         return TappedCall(self.collector, layer, gradients, pieces, dispatch, operation, recomputed=not counting)
 

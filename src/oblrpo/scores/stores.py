@@ -10,37 +10,37 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions, norms
-from oblrpo.scores.contributions import Contribution, Matrix, Vector
-from oblrpo.scores.trainable_layers import ParameterPiece
+from oblrpo.scores.contributions import Contribution, Matrix
 
 METHODS = ("auto", "gram", "instantiate", "streamed")
 """The names that `ScoreTape(method=...)` takes."""
 
 
-def store_for(method: str, piece: ParameterPiece, sequences: int) -> Store:
-    """A store for a piece of the forward that was recorded (of all methods but "streamed", which holds nothing)."""
-    if len(piece.shape) < 2 or (method == "auto" and _worth_keeping(piece, sequences)):
-        return PerSequence()
-    return Factors({"gram": False, "instantiate": True}.get(method))
+def held(method: str, parts: list[Contribution]) -> Store:
+    """All shares of one parameter as the method holds them (any method but "streamed", which holds nothing)."""
+    outers = contributions.matrices(parts)
+    if not outers or (method == "auto" and _worth_keeping(outers)):
+        return PerSequence(parts)
+    return Factors(outers, {"gram": False, "instantiate": True}.get(method))
 
 
-def _worth_keeping(piece: ParameterPiece, sequences: int) -> bool:
+def _worth_keeping(parts: list[Matrix]) -> bool:
     """Whether a matrix' gradients are kept multiplied out.
 
     Where T (R + C) >= R C they are smaller than the factors and cost less than Gram products.
     """
-    if len(piece.shape) != 2 or piece.only_lookups:
+    first, tokens = parts[0], sum(part.tokens for part in parts)
+    if all(part.is_lookup for part in parts):
         return False
-    rows, columns = piece.shape
-    size, tokens = piece.parameter.element_size(), piece.tokens / sequences
-    # Factors are of the parameter's type, products of float32 or wider.
-    return max(4, size) * rows * columns <= size * tokens * (rows + columns)
+    size = first.right.element_size()  # of factors; products are of float32 or wider
+    return max(4, size) * first.rows * first.columns <= size * tokens * (first.rows + first.columns)
 
 
 def norm2_of(known: Iterable[Tensor], stores: Iterable[Store]) -> Tensor:
@@ -51,26 +51,22 @@ def norm2_of(known: Iterable[Tensor], stores: Iterable[Store]) -> Tensor:
             norm2_S.append(store.norm2_S)
             continue
         first = store.parts[0]
-        if len(store.parts) == 1 and not isinstance(first, Vector) and norms.by_gram(first, store.multiply):
+        if len(store.parts) == 1 and norms.by_gram(first, store.multiply):
             # Layers with one input share its Gram products. All are alive: equal addresses mean the same tensor.
             sharing[first.right.data_ptr(), first.right.shape, first.right.stride()].append(first)
         else:
-            norm2_S.append(norms.norm2(store.parts, store.multiply))
+            norm2_S.append(norms.norm2([*store.parts], store.multiply))
     norm2_S += [norms.gram_norm2(parts) for parts in sharing.values()]
     # Gram products may round a norm of nothing to a little less than nothing.
     return contributions.sum_in_widest(norm2_S).clamp(min=0)
 
 
+@dataclass(frozen=True)
 class Factors:
     """Keeps the factors; norms come by Gram products (multiply=False), multiplied out (True), or the cheaper (None)."""
 
-    def __init__(self, multiply: bool | None = None) -> None:
-        self.multiply = multiply
-        self.parts: list[Contribution] = []
-
-    def take(self, parts: list[Contribution]) -> None:
-        """Take in the parameter's shares."""
-        self.parts = parts
+    parts: list[Matrix]
+    multiply: bool | None
 
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
         """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
@@ -80,8 +76,7 @@ class Factors:
 class PerSequence:
     """Multiplies out once and keeps the product: norms and any weighted sum need no second product."""
 
-    def take(self, parts: list[Contribution]) -> None:
-        """Take in the parameter's shares."""
+    def __init__(self, parts: list[Contribution]) -> None:
         outers = contributions.matrices(parts)
         if not outers:
             self._gradient_S = contributions.vector_total(parts)

@@ -21,7 +21,7 @@ from oblrpo.scores.layout import Layout
 from oblrpo.scores.recorder import ForwardRecorder, why_nothing_was_recorded
 from oblrpo.scores.rows import check_rows
 from oblrpo.scores.rules import wrapped_by_fsdp
-from oblrpo.scores.stores import METHODS, Store, norm2_of, store_for
+from oblrpo.scores.stores import METHODS, Store, held, norm2_of
 from oblrpo.scores.trainable_layers import ParameterPiece
 
 
@@ -148,8 +148,7 @@ class ScoreTape:
             diagonal_PG = None if gram_PGG is None else gram_PGG.diagonal(dim1=1, dim2=2)
             self._known.append(norms.norm2(parts) if diagonal_PG is None else diagonal_PG.flatten())
         else:
-            store = self._stores[piece] = store_for(self.method, piece, self._sequences)
-            store.take(parts)
+            self._stores[piece] = held(self.method, parts)
 
     def _refuse_unusable(self, logps_S: Tensor) -> None:
         """Refuse log-probabilities that cannot be recorded."""
