@@ -29,7 +29,7 @@ def in_place(x):
 
 
 KEEP = {
-    "entries": lambda x, y, w: (2 + x * y - x / 3).exp().clamp(max=2).where(x.detach() > 0, -x),
+    "entries": lambda x, y, w: (2 + x * y - x / 3).exp().clamp(max=2).where(x.detach() > 0, fn.logsigmoid(-x)),
     "in place": lambda x, y, w: in_place(x),
     "broadcast over tokens": lambda x, y, w: x * y[:, :1],
     "linear": lambda x, y, w: fn.linear(fn.linear(x, w).flatten(0, 1), w),

@@ -208,7 +208,7 @@ def _written(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> boo
 
 _ENTRIES = """
     add sub mul div truediv true_divide multiply divide subtract neg negative pos pow float_power square sqrt rsqrt exp
-    exp2 expm1 log log1p log2 log10 sigmoid tanh relu relu6 gelu silu mish softplus logsigmoid softsign hardtanh
+    exp2 expm1 log log1p log2 log10 sigmoid tanh relu relu6 gelu silu mish softplus log_sigmoid softsign hardtanh
     hardswish hardsigmoid leaky_relu elu selu celu threshold prelu sin cos tan sinh cosh asin acos atan atan2 erf erfc
     erfinv reciprocal abs absolute clamp clip clamp_min clamp_max maximum minimum fmax fmin where masked_fill lerp
     addcmul addcdiv nan_to_num logaddexp xlogy copysign sign round floor ceil trunc fmod remainder sinc square

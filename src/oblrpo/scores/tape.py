@@ -139,16 +139,16 @@ class ScoreTape:
 
     def _take(self, piece: ParameterPiece, parts: list[Contribution]) -> None:
         """Take in all shares of one parameter, once they have arrived in the backward."""
-        gram_PGG = gram_of_parts(parts, self._group_size) if self._group_size else None
-        if gram_PGG is not None:
-            self._grams.append(gram_PGG)
+        if self._group_size:
+            self._grams.append(gram_of_parts(parts, self._group_size))
         for sketcher in self._sketchers.values():
             sketcher.add(self._places[id(piece.parameter)], piece.index, parts)
-        if self.method == "streamed":
-            diagonal_PG = None if gram_PGG is None else gram_PGG.diagonal(dim1=1, dim2=2)
-            self._known.append(norms.norm2(parts) if diagonal_PG is None else diagonal_PG.flatten())
-        else:
+        if self.method != "streamed":
             self._stores[piece] = held(self.method, parts)
+        elif self._group_size:
+            self._known.append(self._grams[-1].diagonal(dim1=1, dim2=2).flatten())
+        else:
+            self._known.append(norms.norm2(parts))
 
     def _refuse_unusable(self, logps_S: Tensor) -> None:
         """Refuse log-probabilities that cannot be recorded."""

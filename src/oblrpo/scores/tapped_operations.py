@@ -109,11 +109,7 @@ class OperationTapper(TorchFunctionMode):
                 self._derived[id(in_place)] = DerivedTensor(in_place, (source,), False, in_place._version)
         self._depth += 1
         try:
-            if self._depth == 1 and not self._around:
-                with self:
-                    yield
-            else:
-                yield
+            yield
         except RuntimeError:
             if self._refused is not None:
                 raise self._refused from None
