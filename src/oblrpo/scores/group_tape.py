@@ -163,7 +163,7 @@ class RecordingTape(ABC):
         self, pieces: Iterable[ParameterPiece], logps_S: Tensor, coef_S: Tensor, layout: Layout, sizes: list[int]
     ) -> list[Tensor]:
         """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,)."""
-        sums = {piece: Sums(piece.wide_grad, sizes) for piece in pieces}
+        sums = {piece: Sums(piece.add, sizes) for piece in pieces}
         with self._recorder.resumed(), torch.enable_grad():
             self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
         return [store.norm2_P for store in sums.values() if store.norm2_P is not None]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -91,9 +90,9 @@ class Factors:
         lookups = [part for part in self.parts if isinstance(part, Outer) and part.is_lookup]
         return lookups if len(lookups) == len(self.parts) else []
 
-    def group_sums(self, coef_S: Tensor, sizes: Sequence[int], grad: Tensor) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
-        return contributions.group_sums(self.parts, coef_S, sizes, grad)
+    def group_sums(self, coef_S: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Each group's squared norm, (P,), and sum_s coef_s G_s."""
+        return contributions.group_sums(self.parts, coef_S, sizes)
 
     def sums(self, rows: slice, coef_N: Tensor, size: int) -> Tensor:
         """The sums of coef_s G_s over groups of so many neighbouring rows, (groups, ...)."""
@@ -132,18 +131,19 @@ class PerSequence:
         first, norm2_S = outers[0], []
         self._gradient_S = contributions.wide(first.right[:0]).new_empty(first.sequences, first.rows, first.columns)
         room = max(part.room for part in outers)  # for factors that are made on the way
-        for rows in contributions.chunks(first.sequences, first.rows * first.columns + room):
+        for rows in contributions.chunks(first.sequences, first.rows * first.columns + room, first.right):
             total = contributions.multiply_out(first.of(rows), None, 1, out=self._gradient_S[rows])
             for part in outers[1:]:
-                total += contributions.multiply_out(part.of(rows), None, 1)
+                contributions.multiply_out(part.of(rows), None, 1, total, add=True)
             norm2_S.append(contributions.row_norm2(total))
         self.norm2_S = torch.cat(norm2_S)
 
-    def group_sums(self, coef_S: Tensor, sizes: Sequence[int], grad: Tensor) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
+    def group_sums(self, coef_S: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Each group's squared norm, (P,), and sum_s coef_s G_s."""
         flat_SN = self._gradient_S.flatten(1)
-        norms = [_combine(flat_SN[rows], coef_S[rows], size, grad) for rows, size in contributions.runs(sizes)]
-        return norms[0] if len(norms) == 1 else torch.cat(norms)
+        sums = [_combine(flat_SN[rows], coef_S[rows], size) for rows, size in contributions.runs(sizes)]
+        norms, totals = zip(*sums, strict=True)
+        return torch.cat(norms), totals[0] if len(totals) == 1 else torch.stack(totals).sum(0)
 
     def sums(self, rows: slice, coef_N: Tensor, size: int) -> Tensor:
         """The sums of coef_s G_s over groups of so many neighbouring rows, (groups, N)."""
@@ -186,14 +186,14 @@ class NormsOnly:
 class Sums:
     """Adds up shares that carry their coefficients already, in the second pass of two, and lets them go."""
 
-    def __init__(self, wide_grad: Callable[[], AbstractContextManager[Tensor]], sizes: Sequence[int]) -> None:
-        self._wide_grad, self._sizes = wide_grad, sizes
+    def __init__(self, add: Callable[[Tensor], None], sizes: Sequence[int]) -> None:
+        self._add, self._sizes = add, sizes
         self.norm2_P: Tensor | None = None
 
     def take(self, parts: list[Contribution]) -> None:
         """Take in the parameter's shares."""
-        with self._wide_grad() as grad:
-            self.norm2_P = contributions.group_sums(parts, None, self._sizes, grad)
+        self.norm2_P, total = contributions.group_sums(parts, None, self._sizes)
+        self._add(total)
 
 
 Store: TypeAlias = Factors | PerSequence | NormsOnly
@@ -203,16 +203,21 @@ Sink: TypeAlias = Store | Sums
 """What takes all shares of one parameter, once they have arrived in the backward."""
 
 
-def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-    """Add weighted sums of rows to `grad`; return each group's squared norm; a cache's worth of columns at once."""
-    groups = coef_S.shape[0] // group_size
+def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Each group's squared norm, (P,), and the weighted sum of all rows; of a cache's worth of columns at once.
+
+    A GPU takes all columns together, which needs no more room than the rows themselves.
+    """
+    groups, N = coef_S.shape[0] // group_size, gradient_SN.shape[1]
     coef_P1G = coef_S.to(gradient_SN.dtype).view(groups, 1, group_size)
-    rows_PGN = gradient_SN.view(groups, group_size, -1)
-    norm2_P = gradient_SN.new_zeros(groups)
-    flat = grad.view(-1)
-    width = max(1, (1 << 20) // groups)
-    for start in range(0, flat.numel(), width):
-        group_PN = torch.bmm(coef_P1G, rows_PGN[:, :, start : start + width])[:, 0]
-        flat[start : start + width] += group_PN.sum(0) if groups > 1 else group_PN[0]
-        norm2_P += contributions.row_norm2(group_PN)
-    return norm2_P
+    rows_PGN = gradient_SN.view(groups, group_size, N)
+    norm2_P, total_N = gradient_SN.new_zeros(groups), gradient_SN.new_empty(N)
+    width = N if contributions.on_cuda(gradient_SN) else max(1, (1 << 20) // groups)
+    for start in range(0, N, width):
+        columns = slice(start, start + width)
+        group_P1N = total_N[None, None, columns] if groups == 1 else None
+        group_P1N = torch.bmm(coef_P1G, rows_PGN[:, :, columns], out=group_P1N)
+        if groups > 1:
+            torch.sum(group_P1N[:, 0], 0, out=total_N[columns])
+        norm2_P += contributions.row_norm2(group_P1N[:, 0])
+    return norm2_P, total_N

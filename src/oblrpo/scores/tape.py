@@ -116,7 +116,7 @@ def group_sums(
     room = max(run.size * store.room for store, place, _ in present for run in place.runs)
     norm2_P = grad.new_zeros(groups)
     together = max(grad.numel() + room, 1 if grad.numel() < ALONE else contributions.CHUNK_ELEMENTS)
-    for chunk in contributions.chunks(groups, together):
+    for chunk in contributions.chunks(groups, together, grad):
         total: Tensor | None = None
         for store, place, coef_N in present:
             for run in place.runs:
@@ -319,14 +319,17 @@ class ScoreTape(RecordingTape):
             return sum_in_widest(self._add_sums(self._stores, logps_S, coef_S, layout, sizes))
         norms, places = [], in_slices(self._slices, sizes) if self._slices else []
         for piece in dict.fromkeys(piece for stores in self._forwards() for piece in stores):
-            with self._no_autocast(), piece.wide_grad() as grad:
-                coef = coef_S.to(grad.dtype)
+            with self._no_autocast():
+                coef = coef_S.to(torch.promote_types(piece.parameter.dtype, torch.float32))
                 if self._slices:
-                    norms.append(group_sums(piece, self._slices, places, coef, grad))
-                    continue
-                store = self._stores[piece]
-                assert isinstance(store, Factors | PerSequence)  # the others are above
-                norms.append(store.group_sums(coef, sizes, grad))
+                    total = torch.zeros(piece.shape, dtype=coef.dtype, device=coef.device)
+                    norms.append(group_sums(piece, self._slices, places, coef, total))
+                else:
+                    store = self._stores[piece]
+                    assert isinstance(store, Factors | PerSequence)  # the others are above
+                    norm2_P, total = store.group_sums(coef, sizes)
+                    norms.append(norm2_P)
+                piece.add(total)
         return sum_in_widest(norms)
 
     @torch.no_grad()
