@@ -25,7 +25,7 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
      `norms.gram_norm2`, without the gradients themselves.
 
 `tape.accumulate(coef_S, group_size)`
-     The store's `group_sums` adds sum_s coef_s G_s to `.grad` (`ParameterPiece.wide_grad`), group by group.
+     The store's `group_sums` takes sum_s coef_s G_s, group by group, and `ParameterPiece.add` adds it to `.grad`.
 
 An embedding or a norm differs in its rule alone. Other ways to the same stores: `head` (log-probabilities without all
 logits), `experts` (batched ones; LoRA on them is in `trainable_layers`), `tapped_operations`, `operations` and

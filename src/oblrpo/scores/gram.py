@@ -13,9 +13,9 @@ from oblrpo.scores.contributions import Contribution, Matrix, Outer, joined, mat
 MOVED = {"cpu": 16, "cuda": 256}
 """What writing an element of a product and reading it again costs, in multiplications: measured on one thread of a CPU
 (8 to 40, matrices of 64 x 192 to 384 x 1280); from bandwidth, between a GPU's in float32 and in bfloat16."""
-ROOM = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""How many elements of gradients are multiplied out at a time: a CPU's cache holds them (1 MB is within a fifth of a
-product of all, 16 MB takes half as much again); a GPU pays for each call."""
+ROOM = 1 << 18
+"""How many elements of gradients are multiplied out at a time on a CPU, whose cache holds them (1 MB is within a fifth
+of a product of all, 16 MB takes half as much again)."""
 
 
 def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
@@ -32,7 +32,7 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
     if dense:
         first = dense[0]
         T, R, C = sum(part.tokens for part in dense), first.rows, first.columns
-        multiplied_out = (T + G + MOVED[_kind(first)]) * R * C
+        multiplied_out = (T + G + MOVED["cuda" if contributions.on_cuda(first.right) else "cpu"]) * R * C
         by_pairs = len(dense) == 1 and multiplied_out > G * T * T * (R + C)
         terms.append(_of_pairs(first, G) if by_pairs else _of_dense(dense, G))
     for part in dense:
@@ -46,22 +46,22 @@ def gram_of_rows(rows_SN: Tensor, group_size: int) -> Tensor:
     """Inner products <x_a, x_b> of all pairs of rows of a group, (P, G, G)."""
     rows_PGN = rows_SN.flatten(1).unflatten(0, (-1, group_size))
     gram_PGG: Tensor = rows_PGN.new_zeros(len(rows_PGN), group_size, group_size)
-    for block in contributions.chunks(rows_PGN.shape[2], len(rows_SN)):
+    for block in contributions.chunks(rows_PGN.shape[2], len(rows_SN), rows_SN):
         gram_PGG.baddbmm_(rows_PGN[..., block], rows_PGN[..., block].mT)
     return gram_PGG
 
 
 def _of_dense(parts: list[Matrix], G: int) -> Tensor:
     """From the gradients, of which a few rows are multiplied out at a time where all are too large."""
-    first, grams, room = parts[0], [], ROOM[_kind(parts[0])]
+    first, grams = parts[0], []
     wide_columns = first.columns + max(part.tokens if part.room else 0 for part in parts)
-    for groups in contributions.chunks(first.sequences // G, G * first.rows * wide_columns, room):
+    for groups in contributions.chunks(first.sequences // G, G * first.rows * wide_columns, first.right, cpu=ROOM):
         rows = slice(groups.start * G, groups.stop * G)
         gram_PGG: Tensor | None = None
-        for block in contributions.chunks(first.rows, (rows.stop - rows.start) * wide_columns, room):
+        for block in contributions.chunks(first.rows, (rows.stop - rows.start) * wide_columns, first.right, cpu=ROOM):
             total: Tensor | None = None
             for part in parts:
-                product = contributions.matmul(_left(part, rows, block).mT, part.right[rows])
+                product = contributions.matmul(part.left_at(rows, block).mT, part.right[rows])
                 total = product if total is None else total.add_(product)
             assert total is not None
             total_PGN = total.flatten(1).unflatten(0, (-1, G))
@@ -75,12 +75,13 @@ def _of_dense(parts: list[Matrix], G: int) -> Tensor:
 def _of_pairs(part: Matrix, G: int) -> Tensor:
     """From the Gram products of all tokens of a group, sum_tu (left left')_tu (right right')_tu."""
     tokens, grams = G * part.tokens, []
-    for groups in contributions.chunks(part.sequences // G, tokens**2):
+    for groups in contributions.chunks(part.sequences // G, tokens**2, part.right):
         rows = slice(groups.start * G, groups.stop * G)
         right = _together(part.right[rows], G)
         product: Tensor | None = None
-        for block in contributions.chunks(part.rows, (rows.stop - rows.start) * part.tokens if part.room else 1):
-            left = _together(_left(part, rows, block), G)
+        elements = (rows.stop - rows.start) * part.tokens if part.room else 1
+        for block in contributions.chunks(part.rows, elements, right):
+            left = _together(part.left_at(rows, block), G)
             share = contributions.matmul(left, left.mT)
             product = share if product is None else product.add_(share)
         assert product is not None
@@ -114,16 +115,6 @@ def _cross(dense: Matrix, lookup: Matrix, G: int) -> Tensor:
         product = left * inner[0]
         grams.append(product.view(G, dense.tokens, G, lookup.tokens).sum((1, 3)))
     return torch.stack(grams)
-
-
-def _kind(part: Matrix) -> str:
-    return "cuda" if part.right.is_cuda else "cpu"
-
-
-def _left(part: Matrix, rows: slice, block: slice) -> Tensor:
-    """Some columns of the left factor, in a type that `matmul` multiplies together with the right one."""
-    left = part.left_at(rows, block)
-    return left.to(part.right.dtype) if contributions.is_short_on_cuda(part.right) else left
 
 
 def _together(values_STC: Tensor, G: int) -> Tensor:

@@ -68,9 +68,9 @@ class Factors:
     parts: list[Matrix]
     multiply: bool | None
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
-        return contributions.group_sums(self.parts, coef_S, group_size, grad)
+    def group_sums(self, coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+        """Each group's squared norm, (P,), and sum_s coef_s G_s."""
+        return contributions.group_sums(self.parts, coef_S, group_size)
 
 
 class PerSequence:
@@ -85,31 +85,36 @@ class PerSequence:
         first, norm2_S = outers[0], []
         self._gradient_S = contributions.wide(first.right[:0]).new_empty(first.sequences, first.rows, first.columns)
         room = max(part.room for part in outers)  # for factors that are made on the way
-        for rows in contributions.chunks(first.sequences, first.rows * first.columns + room):
+        for rows in contributions.chunks(first.sequences, first.rows * first.columns + room, first.right):
             total = contributions.multiply_out(first.of(rows), None, 1, out=self._gradient_S[rows])
             for part in outers[1:]:
-                total += contributions.multiply_out(part.of(rows), None, 1)
+                contributions.multiply_out(part.of(rows), None, 1, total, add=True)
             norm2_S.append(contributions.row_norm2(total))
         self.norm2_S = torch.cat(norm2_S)
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
-        return _combine(self._gradient_S.flatten(1), coef_S, group_size, grad)
+    def group_sums(self, coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+        """Each group's squared norm, (P,), and sum_s coef_s G_s."""
+        return _combine(self._gradient_S.flatten(1), coef_S, group_size)
 
 
 Store: TypeAlias = Factors | PerSequence
 
 
-def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-    """Add weighted sums of rows to `grad`; return each group's squared norm; a cache's worth of columns at once."""
-    groups = coef_S.shape[0] // group_size
+def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Each group's squared norm, (P,), and the weighted sum of all rows; of a cache's worth of columns at once.
+
+    A GPU takes all columns together, which needs no more room than the rows themselves.
+    """
+    groups, N = coef_S.shape[0] // group_size, gradient_SN.shape[1]
     coef_P1G = coef_S.to(gradient_SN.dtype).view(groups, 1, group_size)
-    rows_PGN = gradient_SN.view(groups, group_size, -1)
-    norm2_P = gradient_SN.new_zeros(groups)
-    flat = grad.view(-1)
-    width = max(1, (1 << 20) // groups)
-    for start in range(0, flat.numel(), width):
-        group_PN = torch.bmm(coef_P1G, rows_PGN[:, :, start : start + width])[:, 0]
-        flat[start : start + width] += group_PN.sum(0) if groups > 1 else group_PN[0]
-        norm2_P += contributions.row_norm2(group_PN)
-    return norm2_P
+    rows_PGN = gradient_SN.view(groups, group_size, N)
+    norm2_P, total_N = gradient_SN.new_zeros(groups), gradient_SN.new_empty(N)
+    width = N if contributions.on_cuda(gradient_SN) else max(1, (1 << 20) // groups)
+    for start in range(0, N, width):
+        columns = slice(start, start + width)
+        group_P1N = total_N[None, None, columns] if groups == 1 else None
+        group_P1N = torch.bmm(coef_P1G, rows_PGN[:, :, columns], out=group_P1N)
+        if groups > 1:
+            torch.sum(group_P1N[:, 0], 0, out=total_N[columns])
+        norm2_P += contributions.row_norm2(group_P1N[:, 0])
+    return norm2_P, total_N

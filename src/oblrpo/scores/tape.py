@@ -200,8 +200,11 @@ class ScoreTape:
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
         group_norm2 = []
         for piece, store in self._stores.items():
-            with self._no_autocast(), piece.wide_grad() as grad:
-                group_norm2.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
+            with self._no_autocast():
+                wide = torch.promote_types(piece.parameter.dtype, torch.float32)
+                norm2_P, total = store.group_sums(coef_S.to(wide), group_size)
+            group_norm2.append(norm2_P)
+            piece.add(total)
         return sum_in_widest(group_norm2)
 
     def gram(self) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from oblrpo.scores.contributions import Contribution, Outer, wide
+from oblrpo.scores.contributions import Contribution, Outer, matmul
 from oblrpo.scores.experts import Forward, forward_for, is_experts
 from oblrpo.scores.rules import (
     Gradients,
@@ -107,8 +106,8 @@ class Adapter:
                 left, right = right, left
             r, outputs = len(A), len(B)
             return {
-                "A": Outer(scale * (wide(left) @ wide(B)), right, rows=r),
-                "B": Outer(left, scale * (wide(right) @ wide(A).mT), rows=outputs),
+                "A": Outer(scale * matmul(left, B), right, rows=r),
+                "B": Outer(left, scale * matmul(right, A.mT), rows=outputs),
             }
 
         return gradients
@@ -134,21 +133,16 @@ class ParameterPiece:
         self.parameter, self.index, self._place = parameter, index, place
         self.calls = 0
 
-    @contextmanager
-    def wide_grad(self) -> Iterator[Tensor]:
-        """The `.grad` to add to, contiguous and in float32 or wider: a short type is rounded once, at the end."""
+    def add(self, total: Tensor) -> None:
+        """Add a sum in float32 or wider to the `.grad`, which is rounded once; where there is none, it becomes it."""
         parameter = self.parameter
         if parameter.grad is None:
+            if self._place is None:
+                parameter.grad = total.view(parameter.shape).to(parameter.dtype)
+                return
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        grad: Tensor = parameter.grad
-        if self._place is not None:
-            grad = grad[self._place]
-        dtype = torch.promote_types(grad.dtype, torch.float32)
-        as_it_is = grad.dtype == dtype and grad.is_contiguous()
-        added = grad if as_it_is else torch.zeros(grad.shape, dtype=dtype, device=grad.device)
-        yield added
-        if added is not grad:
-            grad += added
+        part = parameter.grad if self._place is None else parameter.grad[self._place]
+        part += total.view(part.shape)
 
 
 class TrainableLayer:
