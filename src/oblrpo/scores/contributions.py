@@ -173,15 +173,15 @@ LINE = 1024
 
 def row_norm2(rows: Tensor) -> Tensor:
     """Squared norm of each row of (n, ...), in one pass without a temporary, (n,)."""
-    flat = rows.flatten(1)
+    flat, dtype = rows.flatten(1), wide(rows[:0]).dtype
     if flat.shape[1] <= LINE:
-        norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=dtype)
         return norms.square()
     in_lines = flat.shape[1] // LINE * LINE
-    lines: Tensor = torch.linalg.vector_norm(flat[:, :in_lines].unflatten(1, (-1, LINE)), dim=-1)
+    lines: Tensor = torch.linalg.vector_norm(flat[:, :in_lines].unflatten(1, (-1, LINE)), dim=-1, dtype=dtype)
     if in_lines == flat.shape[1]:
         return lines.square().sum(1)
-    rest: Tensor = torch.linalg.vector_norm(flat[:, in_lines:], dim=1)
+    rest: Tensor = torch.linalg.vector_norm(flat[:, in_lines:], dim=1, dtype=dtype)
     return lines.square().sum(1) + rest.square()
 
 

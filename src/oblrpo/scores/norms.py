@@ -90,11 +90,12 @@ def _inner(first: Matrix, second: Matrix) -> Tensor:
     inner = []
     for rows in chunks(first.sequences, elements, first.right):
         one, other = first.of(rows), second.of(rows)
+        left, right = in_one_type(one.left, one.right)
         if other.is_lookup:
-            n, T, _ = one.left.shape
+            n, T, _ = left.shape
             index_STU = other.left[:, None, :].expand(n, T, other.tokens)
-            left_STU = wide(one.left.gather(2, index_STU))  # the columns of `one` that the index names
+            left_STU = wide(left.gather(2, index_STU))  # the columns of `one` that the index names
         else:
-            left_STU = matmul(one.left, other.left.mT)
-        inner.append((left_STU * matmul(one.right, other.right.mT)).sum((1, 2)))
+            left_STU = matmul(left, other.left.mT)
+        inner.append((left_STU * matmul(right, other.right.mT)).sum((1, 2)))
     return torch.cat(inner)
