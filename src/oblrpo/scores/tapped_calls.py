@@ -21,7 +21,7 @@ Take: TypeAlias = Callable[[ParameterPiece, list[Contribution]], None]
 """Takes in all shares of one parameter, once they have arrived in the backward."""
 
 
-def let_go(piece: ParameterPiece, parts: list[Contribution]) -> None:
+def take_nothing(piece: ParameterPiece, parts: list[Contribution]) -> None:
     """Take in nothing: of a backward that only checks, and where none is running."""
 
 
@@ -34,14 +34,14 @@ class ShareCollector:
     def _end(self) -> None:
         # What a backward left would live on through the next micro-batch.
         self._layout: Layout | None = None  # None: no backward of ours is running
-        self._take: Take = let_go
+        self._take: Take = take_nothing
         self._pending: dict[ParameterPiece, list[Contribution]] = {}
         self._chosen_S: Tensor | None = None  # rows of a backward that only checks that rows do not mix
         self._mixing: list[tuple[str, Tensor]] = []
 
     @contextmanager
     def collecting(
-        self, layout: Layout, take: Take = let_go, chosen_S: Tensor | None = None
+        self, layout: Layout, take: Take = take_nothing, chosen_S: Tensor | None = None
     ) -> Iterator[list[tuple[str, Tensor]]]:
         """Run a backward inside, whose shares are taken in.
 
