@@ -19,6 +19,8 @@ CHUNK_ELEMENTS, CUDA_ELEMENTS = 1 << 22, 1 << 26
 """How many elements a temporary product may have, on a CPU, and on a GPU, which pays for each call (256 MB in float32):
 it is made for as many sequences or groups at a time as fit, and for one if none does."""
 SHORT = (torch.bfloat16, torch.float16)
+AS_ON_CUDA = False
+"""Whether work on a CPU is laid out as for a GPU, for tests of that."""
 
 
 class _Matrix:
@@ -209,7 +211,7 @@ def sum_in_widest(values: list[Tensor]) -> Tensor:
 
 def on_cuda(values: Tensor) -> bool:
     """Whether work on these is laid out for a GPU: short products, few and large calls, and no look at values."""
-    return values.is_cuda
+    return AS_ON_CUDA or values.is_cuda
 
 
 def short_type(*factors: Tensor) -> torch.dtype | None:
