@@ -8,16 +8,19 @@ cross terms count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 22
-"""How many elements a temporary product may have; it is made for as many sequences or groups at a time as fit."""
+CHUNK_ELEMENTS, CUDA_ELEMENTS = 1 << 22, 1 << 26
+"""How many elements a temporary product may have, on a CPU, and on a GPU, which pays for each call (256 MB in float32):
+it is made for as many sequences or groups at a time as fit, and for one if none does."""
+SHORT = (torch.bfloat16, torch.float16)
+AS_ON_CUDA = False
+"""Whether work on a CPU is laid out as for a GPU, for tests of that."""
 
 
 class _Matrix:
@@ -102,68 +105,50 @@ class Vector:
 
     value_SC: Tensor
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences, S."""
-        return len(self.value_SC)
-
 
 Matrix: TypeAlias = Outer | Recomputed
 Contribution: TypeAlias = Matrix | Vector
 
 
-def runs(sizes: Sequence[int]) -> list[tuple[slice, int]]:
-    """The rows of neighbouring groups of one size, with the size; groups of these sizes follow each other in rows."""
-    result, start = [], 0
-    for size, same in groupby(sizes):
-        stop = start + size * len(list(same))
-        result.append((slice(start, stop), size))
-        start = stop
-    return result
-
-
-def group_sums(parts: list[Contribution], coef_S: Tensor | None, sizes: Sequence[int], grad: Tensor) -> Tensor:
-    """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, (P,).
+def group_sums(parts: list[Matrix], coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """The squared norm of each group's sum_s coef_s G_s, (P,), and the sum over all groups, a tensor of its own.
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
-    batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones.
+    batch, so the group norms cost one pass over what was computed anyway.
     """
-    norms, outers = [], matrices(parts)
-    for rows, size in runs(sizes):
-        if not outers:
-            value_SC = vector_total(parts)[rows]
-            value_SC = value_SC if coef_S is None else value_SC * coef_S[rows, None]
-            group_PC = value_SC.view(-1, size, value_SC.shape[1]).sum(1)
-            grad += group_PC.sum(0).view_as(grad)
-            norms.append(group_PC.square().sum(-1))
-        elif all(part.is_lookup for part in outers):
-            (part,) = joined([part.of(rows) for part in outers])
-            assert isinstance(part, Outer)
-            owner_S = torch.arange(part.sequences, device=grad.device) // size
-            coef = None if coef_S is None else coef_S[rows]
-            norms.append(lookup_sums([(part, coef, owner_S)], part.sequences // size, grad))
-        else:
-            room = grad.numel() + size * max(part.room for part in outers)
-            for chunk in chunks((rows.stop - rows.start) // size, room):
-                some = slice(rows.start + chunk.start * size, rows.start + chunk.stop * size)
-                group_PRC = group_gradients(outers, coef_S, some, size)
-                grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
-                norms.append(row_norm2(group_PRC))
-    return norms[0] if len(norms) == 1 else torch.cat(norms)
+    first, norms = parts[0], []
+    if all(part.is_lookup for part in parts):
+        (part,) = joined(parts)
+        assert isinstance(part, Outer)
+        return lookup_sums(part, coef_S, group_size)
+    total: Tensor | None = None
+    room = first.rows * first.columns + group_size * max(part.room for part in parts)
+    for groups in chunks(first.sequences // group_size, room, first.right):
+        rows = slice(groups.start * group_size, groups.stop * group_size)
+        group_PRC = group_gradients(parts, coef_S, rows, group_size)
+        total = added(total, group_PRC)
+        norms.append(row_norm2(group_PRC))
+    assert total is not None
+    return torch.cat(norms), total
 
 
-def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
+def added(total: Tensor | None, shares: Tensor) -> Tensor:
+    """The total, which is written to, and these shares, (n, ...); nobody else may hold them."""
+    share = shares.sum(0) if len(shares) > 1 else shares[0]
+    return share if total is None else total.add_(share)
+
+
+def group_gradients(parts: list[Matrix], coef_S: Tensor, rows: slice, group_size: int) -> Tensor:
     """Gradients of whole groups, (groups, R, C), from as few sequences at once as a single group needs."""
-    pieces = [rows]
+    pieces, first = [rows], parts[0]
     if rows.stop - rows.start == group_size:
-        inside = chunks(group_size, max(part.room for part in parts))
+        inside = chunks(group_size, max(part.room for part in parts), first.right, first.rows * first.columns)
         pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in inside]
     total: Tensor | None = None
     for piece in pieces:
-        coef = None if coef_S is None else coef_S[piece]
-        for part in parts:
-            product = multiply_out(part.of(piece), coef, min(group_size, piece.stop - piece.start))
-            total = product if total is None else total.add_(product)
+        for part in sorted(parts, key=lambda part: part.is_lookup):  # these touch few rows of what is there
+            groups_of = min(group_size, piece.stop - piece.start)
+            total = multiply_out(part.of(piece), coef_S[piece], groups_of, total, add=True)
     assert total is not None
     return total
 
@@ -176,10 +161,10 @@ def sketch(parts: list[Contribution], directions_RK: Tensor) -> Tensor:
     sketches = []
     for part in matrices(parts):
         pieces = []
-        for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows)):
+        for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows), part.right):
             piece = part.of(rows)
             left_STK = directions_RK[piece.left] if piece.is_lookup else wide(piece.left) @ directions_RK
-            pieces.append(left_STK.mT @ wide(piece.right))
+            pieces.append(matmul(left_STK.mT, piece.right))
         sketches.append(torch.cat(pieces))
     return torch.stack(sketches).sum(0)
 
@@ -190,21 +175,26 @@ LINE = 1024
 
 def row_norm2(rows: Tensor) -> Tensor:
     """Squared norm of each row of (n, ...), in one pass without a temporary, (n,)."""
-    flat = rows.flatten(1)
+    flat, dtype = rows.flatten(1), wide(rows[:0]).dtype
     if flat.shape[1] <= LINE:
-        norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=dtype)
         return norms.square()
     in_lines = flat.shape[1] // LINE * LINE
-    lines: Tensor = torch.linalg.vector_norm(flat[:, :in_lines].unflatten(1, (-1, LINE)), dim=-1)
+    lines: Tensor = torch.linalg.vector_norm(flat[:, :in_lines].unflatten(1, (-1, LINE)), dim=-1, dtype=dtype)
     if in_lines == flat.shape[1]:
         return lines.square().sum(1)
-    rest: Tensor = torch.linalg.vector_norm(flat[:, in_lines:], dim=1)
+    rest: Tensor = torch.linalg.vector_norm(flat[:, in_lines:], dim=1, dtype=dtype)
     return lines.square().sum(1) + rest.square()
 
 
-def chunks(count: int, elements: int, room: int | None = None) -> Iterator[slice]:
-    """Slices of range(count) of as many items of so many elements as `room` (CHUNK_ELEMENTS) allows, at least one."""
-    step = max(1, (CHUNK_ELEMENTS if room is None else room) // max(1, elements))
+def chunks(count: int, elements: int, like: Tensor, own: int = 0, cpu: int | None = None) -> Iterator[slice]:
+    """Slices of range(count) of as many items of so many elements as there is room for, at least one.
+
+    On a GPU (where `like` is) that is room for CUDA_ELEMENTS, or as many as what is computed has of its own; on a CPU
+    for CHUNK_ELEMENTS, if not for so many.
+    """
+    room = max(CUDA_ELEMENTS, own) if on_cuda(like) else cpu or CHUNK_ELEMENTS
+    step = max(1, room // max(1, elements))
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
@@ -219,24 +209,44 @@ def sum_in_widest(values: list[Tensor]) -> Tensor:
     return torch.stack([value.to(dtype) for value in values]).sum(0)
 
 
-def is_short_on_cuda(values: Tensor) -> bool:
-    """Whether products of these may be taken as they are, with sums in float32."""
-    return values.is_cuda and values.dtype in {torch.bfloat16, torch.float16}
+def on_cuda(values: Tensor) -> bool:
+    """Whether work on these is laid out for a GPU: short products, few and large calls, and no look at values."""
+    return AS_ON_CUDA or values.is_cuda
 
 
-def matmul(first: Tensor, second: Tensor) -> Tensor:
-    """Batched product with float32 sums (or wider); on CUDA short types are multiplied as they are."""
-    if is_short_on_cuda(first) and first.dtype == second.dtype:
-        return torch.bmm(first, second, out_dtype=torch.float32)
-    return wide(first) @ wide(second)
+def short_type(*factors: Tensor) -> torch.dtype | None:
+    """The type in which a product is taken on CUDA, as autograd takes it: the short one of its factors', if any is."""
+    return next((factor.dtype for factor in factors if on_cuda(factor) and factor.dtype in SHORT), None)
+
+
+def in_one_type(*factors: Tensor) -> list[Tensor]:
+    """Factors in the type in which their products are taken: in their `short_type`, else in float32 or wider."""
+    short = short_type(*factors)
+    return [wide(factor) if short is None else factor.to(short) for factor in factors]
+
+
+def matmul(first: Tensor, second: Tensor, out: Tensor | None = None) -> Tensor:
+    """Product, batched or not, of factors `in_one_type`, with sums in float32 or wider."""
+    first, second = in_one_type(first, second)
+    if first.dtype not in SHORT:
+        return torch.matmul(first, second, out=out)
+    return short_matmul(first, second, out)
+
+
+def short_matmul(first: Tensor, second: Tensor, out: Tensor | None = None) -> Tensor:
+    """Such a product of short factors, which CUDA alone takes."""
+    if second.ndim == 2:
+        return short_matmul(first.flatten(0, -2)[None], second[None])[0].unflatten(0, first.shape[:-1])
+    return torch.bmm(first, second, out_dtype=torch.float32, out=out)
 
 
 def add_matmul(total: Tensor, first: Tensor, second: Tensor) -> None:
     """Add such a product in place."""
-    if is_short_on_cuda(first) and first.dtype == second.dtype:
-        total += matmul(first, second)
+    first, second = in_one_type(first, second)
+    if first.dtype in SHORT:
+        total += short_matmul(first, second)
     else:
-        total.baddbmm_(wide(first), wide(second))
+        total.baddbmm_(first, second)
 
 
 def vector_total(parts: list[Contribution]) -> Tensor:
@@ -267,51 +277,60 @@ def joined(parts: list[Matrix]) -> list[Matrix]:
 
 def sum_equal_rows(part: Outer, owner_S1: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of `right` over tokens with the same (owner, index): keys owner * R + index, and rows (N, C)."""
-    key_N, slot_ST = torch.unique(owner_S1 * part.rows + part.left, return_inverse=True)
+    key_N, slot_N = equal((owner_S1 * part.rows + part.left).flatten())
     right = wide(part.right)
-    rows_NC = right.new_zeros(key_N.shape[0], part.columns)
-    return key_N, rows_NC.index_add(0, slot_ST.flatten(), right.flatten(0, 1))
+    return key_N, right.new_zeros(len(key_N), part.columns).index_add(0, slot_N, right.flatten(0, 1))
 
 
-def multiply_out(part: Outer, coef_S: Tensor | None, group_size: int, out: Tensor | None = None) -> Tensor:
-    """Group gradients sum_{s in group} coef_s G_s, shape (groups, R, C)."""
+def equal(keys_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The different ones of these keys, ascending, and which of them each is; on CUDA 0 is repeated at the end.
+
+    There the result is as long as what is given: to know how many keys differ, the host would have to wait.
+    """
+    if not on_cuda(keys_N):
+        key_N, slot_N = torch.unique(keys_N, return_inverse=True)
+        return key_N, slot_N
+    sorted_N, order_N = keys_N.sort()
+    slot_N = torch.empty_like(order_N).index_copy_(0, order_N, (sorted_N.diff(prepend=sorted_N[:1]) != 0).cumsum(0))
+    return torch.zeros_like(keys_N).index_copy_(0, slot_N, keys_N), slot_N
+
+
+def multiply_out(
+    part: Outer, coef_S: Tensor | None, group_size: int, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """Group gradients sum_{s in group} coef_s G_s, (groups, R, C): written or added to `out`, if there is one."""
     left, right = part.left, part.right
     groups = part.sequences // group_size
     if coef_S is not None:
+        coef_S11, short = coef_S[:, None, None], None if part.is_lookup else short_type(left, right)
         if part.is_lookup or part.rows > part.columns:
-            right = _scaled(right, coef_S)
+            right = scaled(right, coef_S11, short)
         else:
-            left = _scaled(left, coef_S)
+            left = scaled(left, coef_S11, short)
     if group_size > 1:
         left, right = (x.unflatten(0, (groups, group_size)).flatten(1, 2) for x in (left, right))
     if part.is_lookup:
         right = wide(right)
-        out = right.new_zeros(groups, part.rows, part.columns) if out is None else out.zero_()
+        if out is None or not add:
+            out = right.new_zeros(groups, part.rows, part.columns) if out is None else out.zero_()
         return out.scatter_add_(1, left[..., None].expand_as(right), right)
-    if out is None:
-        return matmul(left.mT, right)
-    return torch.bmm(wide(left).mT, wide(right), out=out)
+    if out is None or not add:
+        return matmul(left.mT, right, out)
+    return out.add_(matmul(left.mT, right))
 
 
-def _scaled(rows_STC: Tensor, coef_S: Tensor) -> Tensor:
-    """Rows times coefficients, in a type that `matmul` multiplies together with the other factor's."""
-    scaled = wide(rows_STC) * coef_S[:, None, None]
-    return scaled.to(rows_STC.dtype) if rows_STC.is_cuda else scaled
+def scaled(values: Tensor, factors: Tensor, short: torch.dtype | None) -> Tensor:
+    """Products of elements, in float32 or wider or rounded once to a short type."""
+    if short is None:
+        return wide(values) * factors
+    return torch.mul(values, factors, out=torch.empty_like(values, dtype=short))
 
 
-def lookup_sums(lookups: Sequence[tuple[Outer, Tensor | None, Tensor]], groups: int, grad: Tensor) -> Tensor:
-    """The same as `group_sums` for embeddings, where only the rows that occur are touched.
-
-    Each part comes with the coefficients of its sequences, and with their groups.
-    """
-    sums = []
-    for part, coef_N, owner_N in lookups:
-        weighted = part if coef_N is None else replace(part, right=wide(part.right) * coef_N[:, None, None])
-        sums.append(sum_equal_rows(weighted, owner_N[:, None]))
-    key_N, rows_NC = sums[0]
-    if len(sums) > 1:
-        key_N, slot_N = torch.unique(torch.cat([key_N for key_N, _ in sums]), return_inverse=True)
-        all_rows = torch.cat([rows_NC for _, rows_NC in sums])
-        rows_NC = all_rows.new_zeros(len(key_N), grad.shape[-1]).index_add(0, slot_N, all_rows)
-    grad.index_add_(0, key_N % len(grad), rows_NC)
-    return rows_NC.new_zeros(groups).index_add(0, key_N // len(grad), rows_NC.square().sum(-1))
+def lookup_sums(part: Outer, coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """The same as `group_sums` for an embedding, where only the rows that occur are touched."""
+    weighted = replace(part, right=wide(part.right) * coef_S[:, None, None])
+    owner_S1 = torch.arange(part.sequences, device=coef_S.device)[:, None] // group_size
+    key_N, rows_NC = sum_equal_rows(weighted, owner_S1)
+    norm2_P = rows_NC.new_zeros(part.sequences // group_size)
+    norm2_P.index_add_(0, key_N // part.rows, rows_NC.square().sum(-1))
+    return norm2_P, rows_NC.new_zeros(part.rows, part.columns).index_add_(0, key_N % part.rows, rows_NC)

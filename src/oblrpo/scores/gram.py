@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution, Matrix, Outer, joined, matrices, vector_total
+from oblrpo.scores.contributions import (
+    Contribution,
+    Matrix,
+    Outer,
+    in_one_type,
+    joined,
+    matmul,
+    matrices,
+    on_cuda,
+    vector_total,
+    wide,
+)
 
-MOVED = {"cpu": 16, "cuda": 256}
+MOVED = {"cpu": 16, "cuda": 400}
 """What writing an element of a product and reading it again costs, in multiplications: measured on one thread of a CPU
-(8 to 40, matrices of 64 x 192 to 384 x 1280); from bandwidth, between a GPU's in float32 and in bfloat16."""
-ROOM = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""How many elements of gradients are multiplied out at a time: a CPU's cache holds them (1 MB is within a fifth of a
-product of all, 16 MB takes half as much again); a GPU pays for each call."""
+(8 to 40, matrices of 64 x 192 to 384 x 1280); on an H100, 4 bytes at 3 TB/s and 300 multiplications in bfloat16 a ps."""
+TILE, BLOCK, STRIPS = 64, 1 << 9, 4
+"""A GPU's product takes at least so many rows and columns at a time, so that G x G inner products cost TILE^2 / G for
+each element; one processor takes the whole sum, so that sums are split into such blocks. Of inner products of pairs of
+tokens it takes what is above the diagonal in so many strips, (1 + 1 / STRIPS) / 2 of all: more would make them slim."""
+ROOM = 1 << 18
+"""How many elements of gradients are multiplied out at a time on a CPU, whose cache holds them (1 MB is within a fifth
+of a product of all, 16 MB takes half as much again)."""
 
 
 def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
@@ -33,8 +47,12 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
     if dense:
         first = dense[0]
         T, R, C = sum(part.tokens for part in dense), first.rows, first.columns
-        multiplied_out = (T + G + MOVED[_kind(first)]) * R * C
-        by_pairs = len(dense) == 1 and multiplied_out > G * T * T * (R + C)
+        if on_cuda(first.right):
+            multiplied_out = (T + (TILE**2 // G if G > 1 else 0) + MOVED["cuda"]) * R * C
+            of_pairs = (G + -(-G // STRIPS)) * T * T * (R + C + 6 * MOVED["cuda"]) // 2
+        else:
+            multiplied_out, of_pairs = (T + G + MOVED["cpu"]) * R * C, G * T * T * (R + C)
+        by_pairs = len(dense) == 1 and multiplied_out > of_pairs
         terms.append(_of_pairs(first, G) if by_pairs else _of_dense(dense, G))
     for part in dense:
         for lookup in lookups:
@@ -46,27 +64,34 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
 def gram_of_rows(rows_SN: Tensor, group_size: int) -> Tensor:
     """Inner products <x_a, x_b> of all pairs of rows of a group, (P, G, G)."""
     rows_PGN = rows_SN.flatten(1).unflatten(0, (-1, group_size))
-    gram_PGG: Tensor = rows_PGN.new_zeros(len(rows_PGN), group_size, group_size)
-    for block in contributions.chunks(rows_PGN.shape[2], len(rows_SN)):
-        gram_PGG.baddbmm_(rows_PGN[..., block], rows_PGN[..., block].mT)
-    return gram_PGG
+    if not on_cuda(rows_SN):
+        gram_PGG: Tensor = rows_PGN.new_zeros(len(rows_PGN), group_size, group_size)
+        for block in contributions.chunks(rows_PGN.shape[2], len(rows_SN), rows_SN):
+            gram_PGG.baddbmm_(rows_PGN[..., block], rows_PGN[..., block].mT)
+        return gram_PGG
+    if group_size == 1:
+        return contributions.row_norm2(rows_SN).view(-1, 1, 1)
+    whole = rows_PGN.shape[2] // BLOCK * BLOCK
+    blocks_PBGN = rows_PGN[..., :whole].unflatten(2, (-1, BLOCK)).transpose(1, 2), rows_PGN[:, None, :, whole:]
+    grams = [matmul(blocks.flatten(0, 1), blocks.flatten(0, 1).mT) for blocks in blocks_PBGN if blocks.numel()]
+    return contributions.sum_in_widest([gram.unflatten(0, (len(rows_PGN), -1)).sum(1) for gram in grams])
 
 
 def _of_dense(parts: list[Matrix], G: int) -> Tensor:
     """From the gradients, of which a few rows are multiplied out at a time where all are too large."""
-    first, grams, room = parts[0], [], ROOM[_kind(parts[0])]
+    first, grams = parts[0], []
     wide_columns = first.columns + max(part.tokens if part.room else 0 for part in parts)
-    for groups in contributions.chunks(first.sequences // G, G * first.rows * wide_columns, room):
+    for groups in contributions.chunks(first.sequences // G, G * first.rows * wide_columns, first.right, cpu=ROOM):
         rows = slice(groups.start * G, groups.stop * G)
         gram_PGG: Tensor | None = None
-        for block in contributions.chunks(first.rows, (rows.stop - rows.start) * wide_columns, room):
+        for block in contributions.chunks(first.rows, (rows.stop - rows.start) * wide_columns, first.right, cpu=ROOM):
             total: Tensor | None = None
             for part in parts:
-                product = contributions.matmul(_left(part, rows, block).mT, part.right[rows])
+                # On CUDA of a short type, in which autograd would have the gradient.
+                product = torch.bmm(*in_one_type(part.left_at(rows, block).mT, part.right[rows]))
                 total = product if total is None else total.add_(product)
             assert total is not None
-            total_PGN = total.flatten(1).unflatten(0, (-1, G))
-            product = torch.bmm(total_PGN, total_PGN.mT)
+            product = gram_of_rows(total, G)
             gram_PGG = product if gram_PGG is None else gram_PGG.add_(product)
         assert gram_PGG is not None
         grams.append(gram_PGG)
@@ -75,17 +100,25 @@ def _of_dense(parts: list[Matrix], G: int) -> Tensor:
 
 def _of_pairs(part: Matrix, G: int) -> Tensor:
     """From the Gram products of all tokens of a group, sum_tu (left left')_tu (right right')_tu."""
-    tokens, grams = G * part.tokens, []
-    for groups in contributions.chunks(part.sequences // G, tokens**2):
-        rows = slice(groups.start * G, groups.stop * G)
+    T, tokens, grams = part.tokens, G * part.tokens, []
+    size = -(-G // (STRIPS if on_cuda(part.right) else 1))
+    for groups in contributions.chunks(part.sequences // G, tokens**2, part.right):
+        rows, strips = slice(groups.start * G, groups.stop * G), dict[int, Tensor]()
         right = _together(part.right[rows], G)
-        product: Tensor | None = None
-        for block in contributions.chunks(part.rows, (rows.stop - rows.start) * part.tokens if part.room else 1):
-            left = _together(_left(part, rows, block), G)
-            share = contributions.matmul(left, left.mT)
-            product = share if product is None else product.add_(share)
-        assert product is not None
-        grams.append(_by_sequence(product.mul_(contributions.matmul(right, right.mT)), G))
+        elements = (rows.stop - rows.start) * T if part.room else 1
+        for block in contributions.chunks(part.rows, elements, right):
+            left, right = in_one_type(_together(part.left_at(rows, block), G), right)
+            for start in range(0, tokens, size * T):
+                share = matmul(left[:, start : start + size * T], left[:, start:].mT)
+                strips[start] = share if start not in strips else strips[start].add_(share)
+        gram_PGG = wide(right[:0]).new_empty(len(right), G, G)
+        for start, product in strips.items():
+            product *= matmul(right[:, start : start + size * T], right[:, start:].mT)
+            first = start // T
+            share = product.view(len(right), -1, T, G - first, T).sum((2, 4))
+            gram_PGG[:, first : first + size, first:] = share
+            gram_PGG[:, first:, first : first + size] = share.mT
+        grams.append(gram_PGG)
     return torch.cat(grams)
 
 
@@ -110,31 +143,15 @@ def _cross(dense: Matrix, lookup: Matrix, G: int) -> Tensor:
     grams = []
     for group in range(dense.sequences // G):
         rows = slice(group * G, group * G + G)
-        left = dense.left_at(rows, lookup.left[rows].flatten()).flatten(0, 1)
-        inner = contributions.matmul(dense.right[rows].flatten(0, 1)[None], lookup.right[rows].flatten(0, 1).mT[None])
-        product = left * inner[0]
+        left, right = in_one_type(dense.left_at(rows, lookup.left[rows].flatten()), dense.right[rows])
+        product = left.flatten(0, 1) * matmul(right.flatten(0, 1), lookup.right[rows].flatten(0, 1).mT)
         grams.append(product.view(G, dense.tokens, G, lookup.tokens).sum((1, 3)))
     return torch.stack(grams)
-
-
-def _kind(part: Matrix) -> str:
-    return "cuda" if part.right.is_cuda else "cpu"
-
-
-def _left(part: Matrix, rows: slice, block: slice) -> Tensor:
-    """Some columns of the left factor, in a type that `matmul` multiplies together with the right one."""
-    left = part.left_at(rows, block)
-    return left.to(part.right.dtype) if contributions.is_short_on_cuda(part.right) else left
 
 
 def _together(values_STC: Tensor, G: int) -> Tensor:
     """The tokens of a group's sequences, one after the other, (P, G T, C)."""
     return values_STC.reshape(len(values_STC) // G, -1, values_STC.shape[2])
-
-
-def _by_sequence(product: Tensor, G: int) -> Tensor:
-    """The sums over pairs of tokens, (P, G T, G T), of each pair of sequences, (P, G, G)."""
-    return product.view(len(product), G, product.shape[1] // G, G, -1).sum((2, 4))
 
 
 class Sketch(NamedTuple):
@@ -157,10 +174,15 @@ class Sketcher:
         self._spec = spec
         self.sketch_SL = torch.zeros(sequences, spec.dimensions, device=device)
 
-    def add(self, place: int, index: int | None, sketch: Callable[[int, torch.Generator], Tensor]) -> None:
-        """Add a parameter, or one slice of it, by its place in the model; its store's `sketch` gives rows, (S, N)."""
-        generator = generator_for(self._spec.seed, place, -1 if index is None else index)
-        rows_SN = sketch(self._spec.directions, generator)
+    def add(self, place: int, index: int | None, parts: list[Contribution]) -> None:
+        """Add random combinations of the rows of a parameter's gradients, by its place in the model and its slice."""
+        generator, K = generator_for(self._spec.seed, place, -1 if index is None else index), self._spec.directions
+        outers = matrices(parts)
+        if outers:
+            signs_RK = random_signs((outers[0].rows, K), generator).to(contributions.wide(outers[0].right[:0]))
+            rows_SN = contributions.sketch(parts, signs_RK / K**0.5).flatten(1)
+        else:
+            rows_SN = vector_total(parts)
         N, device = rows_SN.shape[1], rows_SN.device
         bucket_N = torch.randint(self._spec.dimensions, (N,), generator=generator, device="cpu").to(device)
         sign_N = random_signs((N,), generator).to(rows_SN)
@@ -174,12 +196,6 @@ def generator_for(seed: int, *key: int) -> torch.Generator:
     for part in key:
         mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
     return torch.Generator("cpu").manual_seed(mixed)
-
-
-def directions(rows: int, count: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """Random directions in the space of a matrix' rows, (R, K), by which combinations of its rows are taken."""
-    directions_RK: Tensor = random_signs((rows, count), generator).to(like) / count**0.5
-    return directions_RK
 
 
 def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

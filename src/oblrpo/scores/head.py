@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, wide
+from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, scaled, short_type, wide
 from oblrpo.scores.recorder import ACTIVE
 from oblrpo.scores.rules import linear
 from oblrpo.scores.tapped_calls import TappedCall
@@ -39,10 +39,11 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
 
     It is log softmax(head(hidden_t) / temperature)[target_t], and the entropy of that softmax.
 
-    Of S T V numbers, the backward needs the probabilities. They are kept, once, while there are no more of them than
-    of the head's own weights, S T <= C, or than of one temporary. Otherwise the backward makes them again, and so do a
-    tape's norms and gradient, at the cost of about one more head product each. Inside a `ScoreTape` of the model the
-    head counts as called. What the model does to logits after the head (soft-capping, scaling) is not done here.
+    Of S T V numbers, the backward needs the probabilities. They are kept, once, while they take no more than the head's
+    own gradient in float32, S T <= C (2 C in bfloat16, as a GPU keeps them), or than one temporary. Otherwise the
+    backward makes them again, and so do a tape's norms and gradient, at the cost of about one more head product each.
+    Inside a `ScoreTape` of the model the head counts as called. What the model does to logits after the head
+    (soft-capping, scaling) is not done here.
 
     Args:
         head: the output layer, (V, C).
@@ -71,9 +72,7 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
     for recorder in reversed(ACTIVE):
         layer = recorder.layers.get(head)
         if layer is not None and torch.is_grad_enabled():
-            call = recorder.tapped_call(
-                layer, linear, dict(layer.parameters), hidden_STC, (*target_ST.shape, head.out_features)
-            )
+            call = recorder.tapped_call(layer, linear, dict(layer.parameters), (*target_ST.shape, head.out_features))
             root = recorder.root
             weight, bias = weight.detach(), None if bias is None else bias.detach()
             break
@@ -93,6 +92,15 @@ class _Product:
     temperature: float
     dtype: torch.dtype
 
+    @property
+    def short(self) -> torch.dtype | None:
+        """The type of gradients at the logits where it is a short one: that of autograd, on CUDA."""
+        return short_type(self.weight)
+
+    def elements(self, tokens: int) -> int:
+        """How many numbers of the head's own gradient, in float32 or wider, take as much as those of so many tokens."""
+        return tokens * len(self.weight) // (1 if self.short is None else 2)
+
     def logits(self, hidden: Tensor, columns: slice | Tensor = ALL) -> Tensor:
         """Logits over the temperature, of all of the vocabulary or of some, in float32 or wider."""
         with torch.autocast(hidden.device.type, enabled=False):
@@ -110,17 +118,21 @@ class _Product:
         grad_ST: Tensor,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """Gradient at some of the head's outputs, grad_t (onehot(target_t) - softmax) / temperature, (S, T, n)."""
+        """Gradient at some of the head's outputs, grad_t (onehot(target_t) - softmax) / temperature, (S, T, n).
+
+        What is kept is softmax - onehot, which rounds to a short type without losing the targets that are nearly sure.
+        """
         share_ST1 = (wide(grad_ST) / self.temperature)[..., None]
-        if kept is None:
-            left = (self.logits(hidden, columns) - normaliser_ST[..., None]).exp_().mul_(-share_ST1)
-        else:
-            left = kept[..., columns] * -share_ST1
+        if kept is not None:
+            return scaled(kept[..., columns], -share_ST1, self.short)
+        left = self.logits(hidden, columns).sub_(normaliser_ST[..., None]).exp_().mul_(-share_ST1)
         if isinstance(columns, Tensor):
-            return left.add_(share_ST1 * (target_ST[..., None] == columns))
-        place_ST1 = target_ST[..., None] - (columns.start or 0)
-        inside = (place_ST1 >= 0) & (place_ST1 < left.shape[-1])
-        return left.scatter_add_(-1, torch.where(inside, place_ST1, 0), share_ST1 * inside)
+            left.add_(share_ST1 * (target_ST[..., None] == columns))
+        else:
+            place_ST1 = target_ST[..., None] - (columns.start or 0)
+            inside = (place_ST1 >= 0) & (place_ST1 < left.shape[-1])
+            left.scatter_add_(-1, torch.where(inside, place_ST1, 0), share_ST1 * inside)
+        return left if self.short is None else left.to(self.short)
 
 
 class _HeadLogps(torch.autograd.Function):
@@ -136,13 +148,13 @@ class _HeadLogps(torch.autograd.Function):
         call: TappedCall | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         S, T, V = *target_ST.shape, len(weight)
-        keeps = any(ctx.needs_input_grad) and (weight.shape[1] >= S * T or S * T * V <= contributions.CHUNK_ELEMENTS)
+        fits = product.elements(S * T) <= max(weight.numel(), contributions.CHUNK_ELEMENTS)
         results = []
         kept: Tensor | None = None
-        for rows in chunks(S, T * V):
+        for rows in chunks(S, T * V, hidden):
             logits = product.logits(hidden[rows])
-            if keeps and kept is None:
-                kept = logits.new_empty(S, T, V)
+            if kept is None and fits and any(ctx.needs_input_grad):
+                kept = logits.new_empty(S, T, V, dtype=product.short)
             results.append(_statistics(logits, target_ST[rows], None if kept is None else kept[rows]))
         logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, zip(*results, strict=True))
         ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept)
@@ -164,18 +176,21 @@ class _HeadLogps(torch.autograd.Function):
         call: TappedCall | None = ctx.call
         product: _Product = ctx.product
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=wide(weight[:0]).dtype) if need_weight else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=wide(weight[:0]).dtype) if need_bias else None
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
         left_of = product.gradients
-        for rows in chunks(len(hidden), target_ST.shape[1] * len(weight)):
+        tokens, own = target_ST.shape[1], weight.numel()
+        elements = tokens * len(weight) if kept is None else product.elements(tokens)
+        for rows in chunks(len(hidden), elements, hidden, own):
             left = left_of(ALL, *(tensor[rows] for tensor in saved))
             if grad_hidden is not None:
                 grad_hidden[rows] = left.to(product.dtype) @ product.weight
-            if grad_weight is not None:
-                grad_weight += left.flatten(0, 1).mT @ wide(hidden[rows]).flatten(0, 1)
+            if need_weight:
+                share = contributions.matmul(left.flatten(0, 1).mT, hidden[rows].flatten(0, 1))
+                grad_weight = contributions.added(grad_weight, share[None])
             if grad_bias is not None:
-                grad_bias += left.sum((0, 1))
+                grad_bias += left.sum((0, 1), dtype=grad_bias.dtype)
         if call is not None and not call.collector.is_row_check(call, grad_ST):
             with torch.no_grad():
                 in_rows = call.collector.rows(call, *saved)
@@ -203,18 +218,21 @@ def _differentiable(
 def _statistics(logits: Tensor, target_ST: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log-probability, entropy, logit norm and normaliser of each token; its logits are used up.
 
-    The probabilities are written to `kept`, if there is one.
+    softmax - onehot is written to `kept`, if there is one.
     """
     index = target_ST[..., None]
     normaliser_ST = logits.logsumexp(-1)
     logp_STV = logits.sub_(normaliser_ST[..., None])
     logp_ST = logp_STV.gather(-1, index)[..., 0]
-    p_STV = torch.exp(logp_STV, out=kept) if kept is not None else logp_STV.exp()
+    p_STV = torch.exp(logp_STV, out=kept) if kept is not None and kept.dtype == logits.dtype else logp_STV.exp()
     entropy_ST = -logp_STV.mul_(p_STV).sum(-1)
     target_p = p_STV.gather(-1, index)
     others_STV = p_STV.scatter_(-1, index, 0)  # summed without the target: one near 1 would cost them their digits
     norm2_ST = others_STV.sum(-1).square() + torch.linalg.vector_norm(others_STV, dim=-1).square()
-    p_STV.scatter_(-1, index, target_p)
+    if kept is not None:
+        p_STV.scatter_(-1, index, target_p - 1)
+        if kept is not p_STV:
+            kept.copy_(p_STV)
     return logp_ST, entropy_ST, norm2_ST, normaliser_ST
 
 
@@ -232,6 +250,6 @@ def _contributions(
     hidden = saved[0]
     parts: dict[str, Contribution] = {"weight": Recomputed(left, hidden, vocabulary)}
     if has_bias:
-        step = chunks(len(hidden), hidden.shape[1] * vocabulary)
-        parts["bias"] = Vector(torch.cat([left(rows, ALL).sum(1) for rows in step]))
+        step = chunks(len(hidden), hidden.shape[1] * vocabulary, hidden)
+        parts["bias"] = Vector(torch.cat([left(rows, ALL).sum(1, dtype=wide(hidden[:0]).dtype) for rows in step]))
     return parts

@@ -13,10 +13,11 @@ from oblrpo.scores.contributions import (
     Outer,
     add_matmul,
     chunks,
-    is_short_on_cuda,
+    in_one_type,
     joined,
     matmul,
     matrices,
+    on_cuda,
     row_norm2,
     sum_equal_rows,
     vector_total,
@@ -43,7 +44,7 @@ def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
         elif by_gram(part, multiply):
             terms.append(gram_norm2([part]))
         else:
-            pieces = map(part.of, chunks(S, part.rows * part.columns + part.room))
+            pieces = map(part.of, chunks(S, part.rows * part.columns + part.room, part.right))
             terms.append(torch.cat([row_norm2(matmul(piece.left.mT, piece.right)) for piece in pieces]))
         terms += [2 * _inner(part, second) for second in outers[i + 1 :]]
     return sum(terms[1:], terms[0])
@@ -61,19 +62,14 @@ def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
     """Sum of the squared norms of dense parts *of different parameters* that have one right factor in common, (S,).
 
     sum_tu (sum_i left_i left_i')_tu (right right')_tu: query, key and value projections share their input's Gram
-    matrix. Both factors are symmetric, so blocks above the diagonal count twice.
+    matrix. Both factors are symmetric, so blocks above the diagonal count twice; a GPU pays more for more calls.
     """
-    T = parts[0].tokens
-    size = -(-T // (1 if T < 64 else 2 if T < 256 else 4))
+    T, first = parts[0].tokens, parts[0].right
+    size = -(-T // (1 if T < 64 or on_cuda(first) else 2 if T < 256 else 4))
     norm2_S = []
-    for rows in chunks(parts[0].sequences, size * size + sum(part.room for part in parts)):
-        right, lefts = parts[0].right[rows], []
-        short = is_short_on_cuda(right)
-        for part in parts:
-            left = part.of(rows).left
-            lefts.append(left if short else wide(left))
-        right = right if short else wide(right)
-        total_S = torch.zeros(len(right), dtype=torch.promote_types(right.dtype, torch.float32), device=right.device)
+    for rows in chunks(len(first), size * size + sum(part.room for part in parts), first):
+        right, *lefts = in_one_type(first[rows], *(part.of(rows).left for part in parts))
+        total_S = wide(right[:0]).new_zeros(len(right))
         for start in range(0, T, size):
             for other in range(start, T, size):
                 block, second = slice(start, start + size), slice(other, other + size)
@@ -92,13 +88,14 @@ def _inner(first: Matrix, second: Matrix) -> Tensor:
         first, second = second, first
     elements = max(first.tokens * second.tokens, *(p.tokens * p.rows for p in (first, second) if not p.is_lookup))
     inner = []
-    for rows in chunks(first.sequences, elements):
+    for rows in chunks(first.sequences, elements, first.right):
         one, other = first.of(rows), second.of(rows)
+        left, right = in_one_type(one.left, one.right)
         if other.is_lookup:
-            n, T, _ = one.left.shape
+            n, T, _ = left.shape
             index_STU = other.left[:, None, :].expand(n, T, other.tokens)
-            left_STU = wide(one.left.gather(2, index_STU))  # the columns of `one` that the index names
+            left_STU = wide(left.gather(2, index_STU))  # the columns of `one` that the index names
         else:
-            left_STU = matmul(one.left, other.left.mT)
-        inner.append((left_STU * matmul(one.right, other.right.mT)).sum((1, 2)))
+            left_STU = matmul(left, other.left.mT)
+        inner.append((left_STU * matmul(right, other.right.mT)).sum((1, 2)))
     return torch.cat(inner)

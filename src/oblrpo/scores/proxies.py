@@ -57,8 +57,8 @@ def logit_norm2(logits_STV: Tensor, ids_ST: Tensor, temperature: float = 1.0) ->
     S, T, V = logits_STV.shape  # probabilities of a few tokens at a time
     wide = torch.promote_types(logits_STV.dtype, torch.float32)
     norm2_ST = torch.empty(S, T, dtype=wide, device=logits_STV.device)
-    for tokens in chunks(T, V):
-        for rows in chunks(S, V * (tokens.stop - tokens.start)):
+    for tokens in chunks(T, V, logits_STV):
+        for rows in chunks(S, V * (tokens.stop - tokens.start), logits_STV):
             part = rows, tokens
             others_STV = (logits_STV[part].to(wide) / temperature).softmax(-1)
             others_STV.scatter_(2, ids_ST[part][..., None], 0)

@@ -9,7 +9,8 @@ parameters act inside its forward, where a gradient of the output says too littl
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from oblrpo.scores.contributions import Contribution, Outer, Vector, wide
+from oblrpo.scores.contributions import Contribution, Outer, Vector, on_cuda, wide
 
 
 class UnsupportedModelError(TypeError):
@@ -98,8 +99,8 @@ def product(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
 @register_rule("Conv1D")
 def conv1d(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradients of GPT-2's y = x W + b, W (in, out): G_W = sum_t x_t grad_t', G_b = sum_t grad_t."""
-    left, right = _tokens(call.input), _tokens(grad)
-    return {"weight": Outer(left, right, rows=left.shape[-1]), "bias": Vector(_sum(right))}
+    parts = product(call, grad)
+    return {"weight": parts["transposed"], "bias": parts["bias"]}
 
 
 @register_rule(nn.Embedding)
@@ -109,11 +110,15 @@ def embedding(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     assert isinstance(module, nn.Embedding)
     if module.scale_grad_by_freq or module.max_norm is not None:
         raise UnsupportedModelError("Embedding with scale_grad_by_freq or max_norm has no per-sequence gradient.")
-    index = call.input.reshape(call.input.shape[0], -1)
-    right = _tokens(grad)
-    if module.padding_idx is not None:
-        right = right.masked_fill((index == module.padding_idx)[..., None], 0)
-    return {"weight": Outer(index, right, rows=module.num_embeddings)}
+    return {"weight": lookup(call.input, grad, module.num_embeddings, module.padding_idx)}
+
+
+def lookup(ids: Tensor, grad: Tensor, rows: int, padding_idx: int | None) -> Outer:
+    """The gradient of a table of so many rows, of which these were looked up."""
+    index_ST, right = ids.reshape(len(ids), -1), _tokens(grad)
+    if padding_idx is not None:
+        right = right.masked_fill((index_ST == padding_idx % rows)[..., None], 0)
+    return Outer(index_ST, right, rows)
 
 
 @register_rule("Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
@@ -138,16 +143,29 @@ def layer_norm(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
 
 @register_rule(nn.RMSNorm, "*RMSNorm", needs_output=True)
 def rms_norm(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
-    """Gradient of y = (c + w) * x/rms(x), with c = 0 or, in Gemma, 1: G_w = sum_t grad_t * y_t / (c + w)."""
+    """Gradient of y = (c + w) * x/rms(x), with c = 0 or, in Gemma, 1: G_w = sum_t grad_t * y_t / (c + w).
+
+    Without the output, which the recorder keeps where `divisible` says so, x is normalised again.
+    """
     weight = call.module.weight
     assert isinstance(weight, Tensor)
-    assert call.output is not None
-    gain = wide(weight) + gain_offset(call.module)
-    # Where y / w is lost to underflow, normalise again; on a GPU always, since to look at the gain would halt it.
-    if gain.is_cuda or gain.abs().amin() < torch.finfo(weight.dtype).tiny ** 0.5:
+    if call.output is None:
         return {"weight": _gain(grad, _with_weight(call.module, call.input, 1 - gain_offset(call.module)), weight)}
-    part = _gain(grad, call.output, weight)
-    return {"weight": Vector(part.value_SC / gain.flatten())}
+    gain = wide(weight) + gain_offset(call.module)
+    return {"weight": Vector(_gain(grad, call.output, weight).value_SC / gain.flatten())}
+
+
+def divisible(norms: Iterable[nn.Module]) -> bool:
+    """Whether y / (c + w) is lost to underflow in none of these norms, as seen in one look at all; not if sharded."""
+    gains = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
+    for norm in norms:
+        weight = norm._parameters["weight"]
+        if weight is None or hasattr(weight, "full_tensor"):
+            return False
+        gains[weight.device, weight.dtype].append(weight.detach().flatten() + gain_offset(norm))
+    return not any(
+        bool((torch.cat(same).abs() < torch.finfo(dtype).tiny ** 0.5).any()) for (_, dtype), same in gains.items()
+    )
 
 
 _GAIN_OFFSETS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
@@ -191,9 +209,10 @@ def _with_weight(module: nn.Module, input: Tensor, value: float) -> Tensor:
 
 
 def _gain(grad: Tensor, factor: Tensor | None, parameter: Tensor) -> Vector:
-    """Gradient sum_t grad_t * factor_t of an elementwise parameter."""
-    product = wide(grad) if factor is None else wide(grad) * factor
-    return Vector(product.reshape(grad.shape[0], -1, parameter.numel()).sum(1))
+    """Gradient sum_t grad_t * factor_t of an elementwise parameter; on CUDA of products in the type that they have."""
+    grad = grad if on_cuda(grad) else wide(grad)
+    product = grad if factor is None else grad * factor
+    return Vector(_sum(product.reshape(grad.shape[0], -1, parameter.numel())))
 
 
 def _tokens(activation: Tensor) -> Tensor:
