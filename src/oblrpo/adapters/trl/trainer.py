@@ -130,7 +130,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as TRL does, but in eval mode: by the policy that is scored, without dropout and its kin."""
-        recorded = nullcontext([]) if self._draws_altered else draws_recorded(self.model, self.temperature)
+        recorded: Any = nullcontext([]) if self._draws_altered else draws_recorded(self.model, self.temperature)
         with in_eval_mode(self.model), recorded as self._drawn:
             return super()._generate_single_turn(*args, **kwargs)
 
@@ -186,9 +186,12 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return Features.of_logps(reported_SC.nan_to_num().clamp(max=0), mask_SC)
         if len(self._drawn) != 1 or self.tools or len(self._drawn[0].logp_S) != len(mask_SC):
             return None
-        width = mask_SC.shape[1]
-        logps_SC, entropy_SC, logit_norm2_SC = (figures_SC[:, :width] for figures_SC in self._drawn[0][1:])
-        return Features.from_tokens(logit_norm2_SC, logps_SC, entropy_SC, mask_SC[:, : logps_SC.shape[1]])
+        _, logps_SC, entropy_SC, logit_norm2_SC = self._drawn[0]
+        assert entropy_SC is not None
+        assert logit_norm2_SC is not None
+        width = min(mask_SC.shape[1], logps_SC.shape[1])
+        figures = (figures_SC[:, :width] for figures_SC in (logit_norm2_SC, logps_SC, entropy_SC, mask_SC))
+        return Features.from_tokens(*figures)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Buffer the batch as TRL does, but do not shuffle it: the completions of a prompt stay together."""
