@@ -112,8 +112,9 @@ def taken_of(looks, batch, steps):
     for step in steps:
         looked = looks.take(batch, step)
         found[step] = [] if looked is None else looked.prompts_P.tolist()
-        tokens = batch.sequences.tokens
-        looks.save_up(tokens, tokens, looked is not None)
+        tokens_S = batch.sequences.mask_ST.sum(1)
+        trained = int(tokens_S[batch.valid_PG.flatten()].sum())
+        looks.save_up(int(tokens_S.sum()), trained, looked is not None)
     return found
 
 
