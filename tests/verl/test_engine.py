@@ -20,8 +20,9 @@ def test_score_norms_are_those_of_loop_autograd(errors, scenario):
 
 
 @pytest.mark.parametrize("scenario", EXACT)
-def test_log_probabilities_come_with_them(errors, scenario):
+def test_log_probabilities_and_entropy_come_with_them(errors, scenario):
     assert errors[scenario]["logps"] <= 1e-5
+    assert errors[scenario]["entropy"] <= 1e-4  # of nats up to 30
 
 
 @pytest.mark.parametrize("scenario", EXACT)

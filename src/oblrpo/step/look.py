@@ -109,16 +109,15 @@ def look_by(
             check_finite("log-probability", scored_S.detach())
             gram = len(scored_S) if all_pairs else G
             tape.record(scored_S, sequence_ids=sequence_ids, gram=gram, sketches=sketches)
-        if len(outputs) < len(blocks):
-            outputs.append(logps.detached())
-            grams.append(tape.gram())
-            sketched.append([tape.sketch(*spec) for spec in sketches])
+        outputs.append(logps.detached())
+        grams.append(tape.gram())
+        sketched.append([tape.sketch(*spec) for spec in sketches])
     gram_PGG, pairs_SS = torch.cat(grams), None
     if all_pairs:
         pairs_SS = gram_PGG[0]
         gram_PGG = pairs_SS.view(-1, G, len(pairs_SS) // G, G).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     check_finite("score norm", gram_PGG.diagonal(dim1=1, dim2=2))
-    rows_S = torch.cat(blocks)
+    rows_S = torch.cat(blocks)  # without those of idle passes, which come last above
     order_S, order_P = rows_S.argsort(), rows_S[::G].argsort()
     return Look(
         Logps.join(outputs, order_S),

@@ -91,10 +91,13 @@ def scored(engine, settings, rows, packed, step=1):
     with engine.eval_mode():
         output = engine.infer_batch(data)["model_output"]
     columns = {name: torch.cat(gathered(output[name])) for name in products.columns}
-    log_probs = [row for part in gathered([row.clone() for row in output["log_probs"].unbind()]) for row in part]
+    by_token = [
+        [row for part in gathered([row.clone() for row in output[name].unbind()]) for row in part]
+        for name in ("log_probs", "entropy")
+    ]
     uids, masks = [row["uid"] for row in rows], nested([row["response_mask"] for row in rows])
     products.take(tu.get_tensordict({**columns, "response_mask": masks, "uid": uids}, {}))
-    return products, log_probs
+    return products, *by_token
 
 
 def relative(got, expected):
@@ -109,7 +112,7 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
     truth = truth_of(path, adapter)
     rows = make_rows(PROMPTS, OUTPUTS, PADDING, truth.config.vocab_size, seed=7)
     rows = [rows[row] for row in place_on_ranks([row["uid"] for row in rows], [1.0] * len(rows), dist.get_world_size())]
-    products, log_probs = scored(engine, settings, rows, packed)
+    products, log_probs, entropy = scored(engine, settings, rows, packed)
 
     true_logps_S = logps(truth, rows)
     score_SN = torch.stack([torch.cat([g.flatten() for g in row]) for row in oracle.scores(truth, true_logps_S)])
@@ -119,6 +122,9 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
         for row, each, logp in zip(rows, log_probs, true_logps_S, strict=True)
     ]
     result["logps"] = max(sums)
+    result["entropy"] = max(
+        abs((row_logps(row, each) - features_of(truth, row)[2]).item()) for row, each in zip(rows, entropy, strict=True)
+    )
 
     groups = PromptRows([row["uid"] for row in rows])
     rewards_PG = groups.take(torch.rand(len(rows), generator=torch.Generator().manual_seed(3)).double())
@@ -340,7 +346,7 @@ def calibrated(folder, settings, packed=False):
     engine = make_engine(path, settings, packed)
     truth = truth_of(path)
     rows = batch_on_ranks(truth.config.vocab_size)
-    products, _ = scored(engine, settings, rows, packed)
+    products, *_ = scored(engine, settings, rows, packed)
     true_logps_S = logps(truth, rows)
     norm2_S = torch.stack([sum(g.square().sum() for g in row) for row in oracle.scores(truth, true_logps_S)])
     known_S = products.groups.put(products._known_P[:, None].expand_as(products.groups.valid_PG).double()).bool()
@@ -357,7 +363,7 @@ def calibrated(folder, settings, packed=False):
     found["taught"] = proxy.observed - int((valid_PG & products._known_P[:, None]).sum())
     found["learned"] = float((products.weight_PG(proxy) - before_PG).abs().max())
     # A step without norms: no moments, and yet an update.
-    quiet, _ = scored(engine, settings, rows, packed, step=3)
+    quiet, *_ = scored(engine, settings, rows, packed, step=3)
     for row in rows:
         row["advantage"] = torch.rand(()) * row["response_mask"].any()
     advantages = nested([row["advantage"] * row["response_mask"] for row in rows])

@@ -87,11 +87,11 @@ def score_rows(engine: Any, settings: Settings, data: TensorDict) -> dict[str, T
     blocks = [*torch.arange(len(row_S)).split([len(rows) for rows in taken])]
     with torch.enable_grad():
         seen = look_by(engine.module, forward, blocks, G, sketches, idle=max(0, int(most) - len(taken)))
-    row_S = row_S if passes else []  # what was taken in step with the other ranks is nobody's
+    written = row_S if passes else []  # what was taken in step with the other ranks alone is nobody's
 
     def column(values_SN: Tensor) -> Tensor:
         whole_BN = torch.zeros(len(data), *values_SN.shape[1:], dtype=values_SN.dtype)
-        whole_BN[row_S] = values_SN[: len(row_S)].cpu()
+        whole_BN[written] = values_SN[: len(written)].cpu()
         return whole_BN
 
     width = tu.get_non_tensor_data(data, "oblrpo_group_size", 0) or 1
