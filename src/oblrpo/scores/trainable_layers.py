@@ -163,7 +163,7 @@ class ParameterPiece:
                 return
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         place: Any = self._part.place if self._part is not None else ... if self.index is None else self.index
-        parameter.grad[place] += total
+        parameter.grad[place].add_(total)
 
 
 class TrainableLayer:
