@@ -236,17 +236,9 @@ def matmul(first: Tensor, second: Tensor, out: Tensor | None = None) -> Tensor:
 def short_matmul(first: Tensor, second: Tensor, out: Tensor | None = None) -> Tensor:
     """Such a product of short factors, which CUDA alone takes."""
     if second.ndim == 2:
-        return short_matmul(first.flatten(0, -2)[None], second[None])[0].unflatten(0, first.shape[:-1])
+        first_N, shape = first.flatten(0, -2), (*first.shape[:-1], second.shape[1])
+        return short_matmul(first_N[None], second[None]).view(shape)
     return torch.bmm(first, second, out_dtype=torch.float32, out=out)
-
-
-def add_matmul(total: Tensor, first: Tensor, second: Tensor) -> None:
-    """Add such a product in place."""
-    first, second = in_one_type(first, second)
-    if first.dtype in SHORT:
-        total += short_matmul(first, second)
-    else:
-        total.baddbmm_(first, second)
 
 
 def vector_total(parts: list[Contribution]) -> Tensor:
@@ -283,13 +275,10 @@ def sum_equal_rows(part: Outer, owner_S1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def equal(keys_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The different ones of these keys, ascending, and which of them each is; on CUDA 0 is repeated at the end.
+    """The different ones of these keys, ascending, then as many zeros as keys repeat, and which of them each is.
 
-    There the result is as long as what is given: to know how many keys differ, the host would have to wait.
+    To know how many differ (`torch.unique`), the host would have to wait for a GPU.
     """
-    if not on_cuda(keys_N):
-        key_N, slot_N = torch.unique(keys_N, return_inverse=True)
-        return key_N, slot_N
     sorted_N, order_N = keys_N.sort()
     slot_N = torch.empty_like(order_N).index_copy_(0, order_N, (sorted_N.diff(prepend=sorted_N[:1]) != 0).cumsum(0))
     return torch.zeros_like(keys_N).index_copy_(0, slot_N, keys_N), slot_N

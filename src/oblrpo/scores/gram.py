@@ -23,11 +23,14 @@ from oblrpo.scores.contributions import (
 
 MOVED = {"cpu": 16, "cuda": 400}
 """What writing an element of a product and reading it again costs, in multiplications: measured on one thread of a CPU
-(8 to 40, matrices of 64 x 192 to 384 x 1280); on an H100, 4 bytes at 3 TB/s and 300 multiplications in bfloat16 a ps."""
-TILE, BLOCK, STRIPS = 64, 1 << 9, 4
-"""A GPU's product takes at least so many rows and columns at a time, so that G x G inner products cost TILE^2 / G for
-each element; one processor takes the whole sum, so that sums are split into such blocks. Of inner products of pairs of
-tokens it takes what is above the diagonal in so many strips, (1 + 1 / STRIPS) / 2 of all: more would make them slim."""
+(8 to 40, matrices of 64 x 192 to 384 x 1280); an H100 moves the 4 bytes of one in bfloat16 at 3 TB/s, in which time it
+multiplies 300 pairs a ps."""
+TILE, BLOCK = 64, 1 << 9
+"""A GPU's product takes at least TILE rows and columns at a time, so that G x G inner products cost TILE^2 / G for each
+element; one processor takes the whole sum, so that sums are split into blocks."""
+STRIPS, SLIM = 4, 1 << 10
+"""Of inner products of pairs of tokens a GPU takes what is above the diagonal in so many strips, (1 + 1 / STRIPS) / 2
+of all (with 8, slimmer, no less time by the operations), but all where so few tokens do not fill it."""
 ROOM = 1 << 18
 """How many elements of gradients are multiplied out at a time on a CPU, whose cache holds them (1 MB is within a fifth
 of a product of all, 16 MB takes half as much again)."""
@@ -49,6 +52,7 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
         T, R, C = sum(part.tokens for part in dense), first.rows, first.columns
         if on_cuda(first.right):
             multiplied_out = (T + (TILE**2 // G if G > 1 else 0) + MOVED["cuda"]) * R * C
+            # Both products, in float32, are written, multiplied and summed: 24 bytes a pair.
             of_pairs = (G + -(-G // STRIPS)) * T * T * (R + C + 6 * MOVED["cuda"]) // 2
         else:
             multiplied_out, of_pairs = (T + G + MOVED["cpu"]) * R * C, G * T * T * (R + C)
@@ -101,7 +105,7 @@ def _of_dense(parts: list[Matrix], G: int) -> Tensor:
 def _of_pairs(part: Matrix, G: int) -> Tensor:
     """From the Gram products of all tokens of a group, sum_tu (left left')_tu (right right')_tu."""
     T, tokens, grams = part.tokens, G * part.tokens, []
-    size = -(-G // (STRIPS if on_cuda(part.right) else 1))
+    size = -(-G // STRIPS) if on_cuda(part.right) and tokens > SLIM else G
     for groups in contributions.chunks(part.sequences // G, tokens**2, part.right):
         rows, strips = slice(groups.start * G, groups.stop * G), dict[int, Tensor]()
         right = _together(part.right[rows], G)

@@ -11,7 +11,6 @@ from oblrpo.scores.contributions import (
     Contribution,
     Matrix,
     Outer,
-    add_matmul,
     chunks,
     in_one_type,
     joined,
@@ -75,7 +74,7 @@ def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
                 block, second = slice(start, start + size), slice(other, other + size)
                 product = matmul(lefts[0][:, block], lefts[0][:, second].mT)
                 for left in lefts[1:]:
-                    add_matmul(product, left[:, block], left[:, second].mT)
+                    product += matmul(left[:, block], left[:, second].mT)
                 product *= matmul(right[:, block], right[:, second].mT)
                 total_S += (1 if start == other else 2) * product.sum((1, 2))
         norm2_S.append(total_S)

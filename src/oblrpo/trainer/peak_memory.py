@@ -94,11 +94,11 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
     slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
     constant = peaks[0] - slope * rows * TRIAL_TOKENS[0]
     activations = constant - gradient + slope * tokens
-    head = policy.head
-    if head is not None and tokens * own > head.in_features:  # its probabilities are made again, not kept
-        activations -= tokens * own * head.out_features * 4
+    head, on_gpu = policy.head, policy.device.type == "cuda"
+    number = 2 if on_gpu and policy.low_precision else 4
+    if head is not None and tokens * own * number > head.in_features * 4:  # probabilities are made again, not kept
+        activations -= tokens * own * head.out_features * number
     activations = max(0.0, activations)
-    on_gpu = policy.device.type == "cuda"
     slack = 0 if on_gpu else (SLACK_ONE if prompts == P else SLACK_MANY) - 1
     return PeakMemory(
         libraries=0 if on_gpu else libraries,
