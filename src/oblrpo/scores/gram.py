@@ -9,18 +9,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import (
-    Contribution,
-    Matrix,
-    Outer,
-    in_one_type,
-    joined,
-    matmul,
-    matrices,
-    on_cuda,
-    vector_total,
-    wide,
-)
+from oblrpo.scores.contributions import Contribution, Matrix, Outer, in_one_type, joined, matmul, matrices, on_cuda
 
 MOVED = {"cpu": 16, "cuda": 400}
 """What writing an element of a product and reading it again costs, in multiplications: measured on one thread of a CPU
@@ -45,7 +34,7 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
     """
     outers, G = matrices(parts), group_size
     if not outers:
-        return gram_of_rows(vector_total(parts), G)
+        return gram_of_rows(contributions.vector_total(parts), G)
     dense, lookups = ([part for part in joined(outers) if part.is_lookup is kind] for kind in (False, True))
     terms = [_of_lookup(part, G) for part in lookups if isinstance(part, Outer)]
     if dense:
@@ -116,7 +105,7 @@ def _of_pairs(part: Matrix, G: int) -> Tensor:
             for start in range(0, tokens, size * T):
                 share = matmul(left[:, start : start + size * T], left[:, start:].mT)
                 strips[start] = share if start not in strips else strips[start].add_(share)
-        gram_PGG = wide(right[:0]).new_empty(len(right), G, G)
+        gram_PGG = contributions.wide(right[:0]).new_empty(len(right), G, G)
         for start, product in strips.items():
             product *= matmul(right[:, start : start + size * T], right[:, start:].mT)
             first = start // T

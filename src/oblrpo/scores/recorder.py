@@ -20,18 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from oblrpo.scores import rules
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.operations import Operation, ParameterInPlace
-from oblrpo.scores.rules import (
-    Gradients,
-    UnsupportedModelError,
-    divisible,
-    product,
-    rms_norm,
-    rule_for,
-    wrapped_by_fsdp,
-)
+from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
 from oblrpo.scores.tapped_operations import OperationTapper
@@ -120,7 +113,7 @@ class ForwardRecorder:
     def _begin(self) -> None:
         self.layers = trainable_layers(self.model)
         ruled = [(layer.module, rule_for(layer.module)) for layer in self.layers.values() if not layer.by_operations]
-        self._divisible = divisible(norm for norm, rule in ruled if rule is not None and rule.gradients is rms_norm)
+        self._divisible = rules.divisible(norm for norm, rule in ruled if rule and rule.gradients is rules.rms_norm)
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.ran_without_gradients = self.foreign_hooks = False
         self.next_forward()
@@ -247,7 +240,7 @@ class ForwardRecorder:
         rule = rule_for(module)
         assert rule is not None
         call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), first, output.shape)
-        keeps_output = rule.needs_output and (self._divisible or rule.gradients is not rms_norm)
+        keeps_output = rule.needs_output and (self._divisible or rule.gradients is not rules.rms_norm)
         return OutputTap.apply(output, self.root, call, first, *([output] if keeps_output else []))
 
     def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:
