@@ -60,7 +60,7 @@ def norm2_of(stores: dict[ParameterPiece, Store]) -> Tensor:
         first = store.parts[0]
         if len(store.parts) == 1 and not isinstance(first, Vector) and norms.by_gram(first, store.multiply):
             # Layers with one input share its Gram products. All are alive: equal addresses mean the same tensor.
-            dtype = first.left.dtype if isinstance(first, Outer) else None  # it decides in which type products are taken
+            dtype = first.left.dtype if isinstance(first, Outer) else None  # in which products may be taken
             sharing[first.right.data_ptr(), first.right.shape, first.right.stride(), dtype].append(first)
         else:
             norm2_S.append(norms.norm2(store.parts, store.multiply))
