@@ -61,6 +61,26 @@ def test_layout_is_exact_in_float64(case, name, elements, monkeypatch):
 
 
 @pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_head_in_bfloat16_agrees_with_autograd(kept, monkeypatch):
+    """With probabilities that are kept in bfloat16 or made again, of targets that are nearly sure."""
+    monkeypatch.setattr(contributions, "CHUNK_ELEMENTS", 1 << 22 if kept else 1)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 50, bias=False, dtype=torch.bfloat16)
+    hidden_STC = (20 * torch.randn(8, 5, 16)).to(torch.bfloat16).requires_grad_()
+    logits_STV = head(hidden_STC).float()
+    target_ST = logits_STV.argmax(-1)
+    theirs_ST = logits_STV.log_softmax(-1).gather(-1, target_ST[..., None])[..., 0]
+    sure_ST = (theirs_ST.exp() > 0.99) & (theirs_ST.exp() < 0.9999)  # beyond, float32 itself loses 1 - p
+    assert sure_ST.sum() > 4
+    logp_ST = token_logps(head, hidden_STC, target_ST).logp_ST
+    inputs = [hidden_STC, head.weight]
+    ours, theirs = (torch.autograd.grad(logps_ST.sum(), inputs) for logps_ST in (logp_ST, theirs_ST))
+    assert max(relative(*pair) for pair in zip(ours[0][sure_ST], theirs[0][sure_ST], strict=True)) <= 2**-6
+    assert relative(ours[1], theirs[1]) <= 2**-7
+
+
+@pytest.mark.usefixtures("as_on_cuda")
 def test_both_ways_of_inner_products_are_taken(monkeypatch):
     """Many tokens are multiplied out, few are paired."""
     ways = []

@@ -175,6 +175,11 @@ class Record(LogitsProcessor):  # type: ignore[misc]
         self._before = self.draw.distribution(scores)
         return scores
 
+    @property
+    def rows(self) -> int:
+        """How many rows were drawn for; 0 where it was not asked."""
+        return 0 if self._before is None else len(self._before[0])
+
     def drawn(self, completion_SC: Tensor) -> Drawn:
         """Return the completions with the figures of their tokens, (S, C) each."""
         self._record(completion_SC[:, -1])

@@ -8,24 +8,13 @@ import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import (
-    Contribution,
-    Matrix,
-    Outer,
-    in_one_type,
-    joined,
-    matmul,
-    matrices,
-    on_cuda,
-    vector_total,
-    wide,
-)
+from oblrpo.scores.contributions import Contribution, Matrix, Outer, in_one_type, joined, matmul, matrices, on_cuda
 
 MOVED = {"cpu": 16, "cuda": 400}
 """What writing an element of a product and reading it again costs, in multiplications: measured on one thread of a CPU
 (8 to 40, matrices of 64 x 192 to 384 x 1280); an H100 moves the 4 bytes of one in bfloat16 at 3 TB/s, in which time it
 multiplies 300 pairs a ps."""
-TILE, BLOCK = 64, 1 << 9
+TILE, BLOCK = 64, 1 << 10
 """A GPU's product takes at least TILE rows and columns at a time, so that G x G inner products cost TILE^2 / G for each
 element; one processor takes the whole sum, so that sums are split into blocks."""
 STRIPS, SLIM = 4, 1 << 10
@@ -44,7 +33,7 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
     """
     outers, G = matrices(parts), group_size
     if not outers:
-        return gram_of_rows(vector_total(parts), G)
+        return gram_of_rows(contributions.vector_total(parts), G)
     dense, lookups = ([part for part in joined(outers) if part.is_lookup is kind] for kind in (False, True))
     terms = [_of_lookup(part, G) for part in lookups if isinstance(part, Outer)]
     if dense:
@@ -67,18 +56,20 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
 
 def gram_of_rows(rows_SN: Tensor, group_size: int) -> Tensor:
     """Inner products <x_a, x_b> of all pairs of rows of a group, (P, G, G)."""
-    rows_PGN = rows_SN.flatten(1).unflatten(0, (-1, group_size))
-    if not on_cuda(rows_SN):
-        gram_PGG: Tensor = rows_PGN.new_zeros(len(rows_PGN), group_size, group_size)
-        for block in contributions.chunks(rows_PGN.shape[2], len(rows_SN), rows_SN):
-            gram_PGG.baddbmm_(rows_PGN[..., block], rows_PGN[..., block].mT)
-        return gram_PGG
-    if group_size == 1:
+    if group_size == 1 and on_cuda(rows_SN):
         return contributions.row_norm2(rows_SN).view(-1, 1, 1)
-    whole = rows_PGN.shape[2] // BLOCK * BLOCK
-    blocks_PBGN = rows_PGN[..., :whole].unflatten(2, (-1, BLOCK)).transpose(1, 2), rows_PGN[:, None, :, whole:]
-    grams = [matmul(blocks.flatten(0, 1), blocks.flatten(0, 1).mT) for blocks in blocks_PBGN if blocks.numel()]
-    return contributions.sum_in_widest([gram.unflatten(0, (len(rows_PGN), -1)).sum(1) for gram in grams])
+    rows_PGN = rows_SN.flatten(1).unflatten(0, (-1, group_size))
+    gram_PGG = contributions.wide(rows_PGN[:0]).new_zeros(len(rows_PGN), group_size, group_size)
+    for columns in contributions.chunks(rows_PGN.shape[2], len(rows_SN), rows_SN):
+        some_PGN = rows_PGN[..., columns]
+        if not on_cuda(rows_SN):
+            gram_PGG.baddbmm_(some_PGN, some_PGN.mT)
+            continue
+        whole = some_PGN.shape[2] // BLOCK * BLOCK
+        blocks_PBGN = some_PGN[..., :whole].unflatten(2, (-1, BLOCK)).transpose(1, 2), some_PGN[:, None, :, whole:]
+        for flat in (blocks.flatten(0, 1) for blocks in blocks_PBGN if blocks.numel()):
+            gram_PGG += matmul(flat, flat.mT).unflatten(0, (len(gram_PGG), -1)).sum(1)
+    return gram_PGG
 
 
 def _of_dense(parts: list[Matrix], G: int) -> Tensor:
@@ -115,7 +106,7 @@ def _of_pairs(part: Matrix, G: int) -> Tensor:
             for start in range(0, tokens, size * T):
                 share = matmul(left[:, start : start + size * T], left[:, start:].mT)
                 strips[start] = share if start not in strips else strips[start].add_(share)
-        gram_PGG = wide(right[:0]).new_empty(len(right), G, G)
+        gram_PGG = contributions.wide(right[:0]).new_empty(len(right), G, G)
         for start, product in strips.items():
             product *= matmul(right[:, start : start + size * T], right[:, start:].mT)
             first = start // T

@@ -7,21 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oblrpo.scores.contributions import (
-    Contribution,
-    Matrix,
-    Outer,
-    chunks,
-    in_one_type,
-    joined,
-    matmul,
-    matrices,
-    on_cuda,
-    row_norm2,
-    sum_equal_rows,
-    vector_total,
-    wide,
-)
+from oblrpo.scores import contributions
+from oblrpo.scores.contributions import Contribution, Matrix, Outer, chunks, in_one_type, matmul, on_cuda, wide
 
 
 def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
@@ -30,21 +17,21 @@ def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
     Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>. Dense gradients are
     multiplied out (multiply=True), or T x T Gram products are taken (False), or whichever costs less (None).
     """
-    outers = matrices(parts)
+    outers = contributions.matrices(parts)
     if not outers:
-        return vector_total(parts).square().sum(-1)
-    outers, terms = joined(outers), []
+        return contributions.vector_total(parts).square().sum(-1)
+    outers, terms = contributions.joined(outers), []
     for i, part in enumerate(outers):
         S = part.sequences
         if isinstance(part, Outer) and part.is_lookup:
             # Rows that share an index are added up, then squared: O(S T C).
-            key_N, rows_NC = sum_equal_rows(part, torch.arange(S, device=part.left.device)[:, None])
+            key_N, rows_NC = contributions.sum_equal_rows(part, torch.arange(S, device=part.left.device)[:, None])
             terms.append(rows_NC.new_zeros(S).index_add(0, key_N // part.rows, rows_NC.square().sum(-1)))
         elif by_gram(part, multiply):
             terms.append(gram_norm2([part]))
         else:
             pieces = map(part.of, chunks(S, part.rows * part.columns + part.room, part.right))
-            terms.append(torch.cat([row_norm2(matmul(piece.left.mT, piece.right)) for piece in pieces]))
+            terms.append(torch.cat([contributions.row_norm2(matmul(piece.left.mT, piece.right)) for piece in pieces]))
         terms += [2 * _inner(part, second) for second in outers[i + 1 :]]
     return sum(terms[1:], terms[0])
 

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from oblrpo.scores import rules
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.operations import Operation, ParameterInPlace
+<<<<<<< HEAD
 from oblrpo.scores.rules import (
     Gradients,
     UnsupportedModelError,
@@ -32,6 +34,11 @@ from oblrpo.scores.rules import (
     wrapped_by_fsdp,
 )
 from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, Take, TappedCall
+=======
+from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
+from oblrpo.scores.stores import Sink
+from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
+>>>>>>> w75-cuda
 from oblrpo.scores.tapped_operations import OperationTapper
 from oblrpo.scores.trainable_layers import (
     ParameterPiece,
@@ -118,7 +125,7 @@ class ForwardRecorder:
         self.layers = trainable_layers(self.model)
         self.pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         ruled = [(layer.module, rule_for(layer.module)) for layer in self.layers.values() if not layer.by_operations]
-        self._divisible = divisible(norm for norm, rule in ruled if rule is not None and rule.gradients is rms_norm)
+        self._divisible = rules.divisible(norm for norm, rule in ruled if rule and rule.gradients is rules.rms_norm)
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.ran_without_gradients = self.foreign_hooks = False
         self.batch_rows: int | None = None
@@ -221,8 +228,13 @@ class ForwardRecorder:
             raise UnsupportedModelError(f"{layer.name}: its rule needs one tensor in and one tensor out.")
         rule = rule_for(module)
         assert rule is not None
+<<<<<<< HEAD
         call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), output.shape)
         keeps_output = rule.needs_output and (self._divisible or rule.gradients is not rms_norm)
+=======
+        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), first, output.shape)
+        keeps_output = rule.needs_output and (self._divisible or rule.gradients is not rules.rms_norm)
+>>>>>>> w75-cuda
         return OutputTap.apply(output, self.root, call, first, *([output] if keeps_output else []))
 
     def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:

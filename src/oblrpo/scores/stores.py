@@ -53,7 +53,8 @@ def norm2_of(known: Iterable[Tensor], stores: Iterable[Store]) -> Tensor:
         first = store.parts[0]
         if len(store.parts) == 1 and norms.by_gram(first, store.multiply):
             # Layers with one input share its Gram products. All are alive: equal addresses mean the same tensor.
-            sharing[first.right.data_ptr(), first.right.shape, first.right.stride()].append(first)
+            dtype = first.left.dtype if isinstance(first, Outer) else None  # in which products may be taken
+            sharing[first.right.data_ptr(), first.right.shape, first.right.stride(), dtype].append(first)
         else:
             norm2_S.append(norms.norm2([*store.parts], store.multiply))
     norm2_S += [norms.gram_norm2(parts) for parts in sharing.values()]
