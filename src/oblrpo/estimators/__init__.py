@@ -11,15 +11,7 @@ from oblrpo.estimators.baselines import (
 )
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
-from oblrpo.estimators.moments import (
-    Moments,
-    group_norm2,
-    kappa,
-    moments,
-    moments_of_halves,
-    own_norm2,
-    squared_norm,
-)
+from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, moments_of_halves, own_norm2, squared_norm
 from oblrpo.estimators.ratios import ratio_weights
 from oblrpo.estimators.schedule import SNRSchedule
 from oblrpo.tables.algorithms import RATIOS, SCHEDULES, Bounds, Ratio

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -153,31 +154,22 @@ class BatchFacts(NamedTuple):
     """Whether its signal and noise were measured, so that the averages' last batch is this one."""
 
 
-def debiased(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """Theorem 4's S / (S + T/N) with unbiased S and T, cut at 0: it can brake down to nothing."""
-    return min(max(average.signal_share() * math.sqrt(batch.ess_ratio), settings.floor), settings.ceiling)
+def share_of_signal(average: MomentAverage, batch: BatchFacts, settings: RateSettings, debiased: bool = True) -> float:
+    """Theorem 4's S / (S + T/N) with unbiased S and T, cut at 0: it can brake down to nothing.
 
-
-def plugin(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """Theorem 4's factor with ||g||^2 for ||grad J||^2, the paper read literally.
-
-    Its N SNR is about 1 too high, so that the factor hardly ever falls below 1/2: it cannot brake.
+    Not `debiased`, it has ||g||^2 for ||grad J||^2, the paper read literally: its N SNR is then about 1 too high, so
+    that the factor hardly ever falls below 1/2.
     """
-    share = average.signal_share(debiased=False)
+    share = average.signal_share(debiased)
     return min(max(share * math.sqrt(batch.ess_ratio), settings.floor), settings.ceiling)
 
 
-def ess(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """The root of the effective sample size over the batch size, the rate of VCPO (arXiv 2602.17616)."""
-    return math.sqrt(batch.ess_ratio)
-
-
-def off(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """The factor 1: the rate is the optimizer's own."""
-    return 1.0
-
-
-FACTORS = {"debiased": debiased, "plugin": plugin, "ess": ess, "off": off}
+FACTORS: dict[str, Callable[[MomentAverage, BatchFacts, RateSettings], float]] = {
+    "debiased": share_of_signal,
+    "plugin": partial(share_of_signal, debiased=False),
+    "ess": lambda average, batch, settings: math.sqrt(batch.ess_ratio),  # the rate of VCPO (arXiv 2602.17616)
+    "off": lambda average, batch, settings: 1.0,
+}
 """The schedules whose factor depends on nothing but averages, batch and settings."""
 
 
@@ -401,8 +393,14 @@ class MeasuredRate:
             left = left * shorter if left > SHORTEST else 0.0
             gauge.scale_update(shorter if left else 0.0)
             if not left:
+                if not kl < math.inf:
+                    raise ValueError("log-probabilities are NaN or infinite after the update.")
                 if room:
-                    raise ValueError(_why_not_measured(kl))
+                    raise ValueError(
+                        f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps "
+                        "cannot be measured: take those before and after it of the same rows, in the same precision, "
+                        "without dropout."
+                    )
                 kl, total = 0.0, self._moved**2  # earlier updates of the step went all the way
                 break
             kl, total = self._taken(change, used * left)
@@ -446,12 +444,3 @@ class MeasuredRate:
         """Take up where `state_dict` left off."""
         self.state, self.gauge.state = RateState(**state["state"]), GaugeState(**state["gauge"])
         self.slope = Slope(**state["slope"])
-
-
-def _why_not_measured(kl: float) -> str:
-    if not kl < math.inf:
-        return "log-probabilities are NaN or infinite after the update."
-    return (
-        f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot be "
-        "measured: take those before and after it of the same rows, in the same precision, without dropout."
-    )
