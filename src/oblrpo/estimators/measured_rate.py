@@ -393,7 +393,7 @@ class MeasuredRate:
             left = left * shorter if left > SHORTEST else 0.0
             gauge.scale_update(shorter if left else 0.0)
             if not left:
-                if not kl < math.inf:
+                if room and not kl < math.inf:
                     raise ValueError("log-probabilities are NaN or infinite after the update.")
                 if room:
                     raise ValueError(
