@@ -1,7 +1,5 @@
 """The words of a command line become a command: a dataclass of settings, or of sections of them; and help on it."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The signal-to-noise ratio over steps: one batch alone says little, and the policy that it was measured on moves."""
 
-from __future__ import annotations
-
 import math
 from itertools import accumulate
 from statistics import median

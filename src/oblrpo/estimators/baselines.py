@@ -9,8 +9,6 @@ masked ones and for the padding of smaller groups) and returns (P, G); `otb` ret
 what it needs and where it is from is in `oblrpo.tables.baselines`.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math

@@ -16,8 +16,6 @@ shrink, because the task has changed or is solved, old ones do not drown the new
 grows may have moved.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass

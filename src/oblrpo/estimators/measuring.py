@@ -12,8 +12,6 @@ So both ends of a difference are taken from weights with the same random offset,
 weight crosses to the next point with a chance in proportion to its change, and the mean response is the linear one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -76,10 +76,7 @@ class Moments:
 
 
 def moments(
-    group_norm2_P: Tensor,
-    mean_norm2: Tensor | float,
-    prompts_per_group: int = 1,
-    estimated: bool = False,
+    group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group: int = 1, estimated: bool = False
 ) -> Moments:
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 

@@ -7,8 +7,6 @@ far enough in the direction that A asks for. On-policy all of them are exactly 1
 and truncated weights do not have E[sum_t m_t grad log pi(o_t)] = 0, so that a baseline b adds -b times it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The learning rate that the gradient's signal-to-noise ratio supports: eta_t = eta_0 * factor (OBLR-PO, theorem 4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict

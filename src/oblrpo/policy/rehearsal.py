@@ -1,7 +1,5 @@
 """What is tried before anything is sampled: whether forwards depend on a row alone, and the tape takes them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from bisect import bisect_left

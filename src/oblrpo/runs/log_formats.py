@@ -1,7 +1,5 @@
 """How logs are written: JSON Lines, tables, and what trainers print; as entries, mappings of names to values."""
 
-from __future__ import annotations
-
 import csv
 import html
 import json

@@ -1,7 +1,5 @@
 """Logs that others have written: TRL's state, what trainers print or trackers keep, and tables; under our names."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

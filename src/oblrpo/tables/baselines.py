@@ -1,7 +1,5 @@
 """The baselines, a row each. `estimators/baselines.py` has their functions; a new one is a row here and a function."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

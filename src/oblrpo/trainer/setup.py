@@ -1,7 +1,5 @@
 """The parts of a run, made from its config; configs that cannot work are refused here, and others adjusted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from pathlib import Path

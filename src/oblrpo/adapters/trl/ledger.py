@@ -3,8 +3,6 @@
 It needs no series of TRL that it knows: where another TRL, or anything else, makes a look fail, it says so and stops.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
