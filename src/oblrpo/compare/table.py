@@ -47,7 +47,7 @@ def lines(summary: Summary) -> list[dict[str, str]]:
         rows.append({
             "variant": name,
             "accuracy after": interval(outcome.final),
-            "difference": "reference" if is_reference else interval(test and test.difference, "+"),
+            "difference": "reference" if is_reference else interval(test.difference if test else None, "+"),
             "p": p_value(test.p) if test else "",
             "p adjusted": p_value(test.adjusted) if test else "",
             "completions to target": reached(outcome),

@@ -203,11 +203,6 @@ def none(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     return torch.zeros_like(rewards_PG)
 
 
-def mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """b_j = mean_i F_i, the output itself included: the gradient is (G - 1) / G times that of RLOO."""
-    return _weighted_mean(rewards_PG, valid_PG)
-
-
 def batch_mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     """The mean of all rewards of the batch."""
     return (rewards_PG * valid_PG).sum() / valid_PG.sum().clamp(min=1) * torch.ones_like(rewards_PG)
@@ -296,7 +291,7 @@ def _shrunk_but_ties(
 
 def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
     """b_j = sum T F / sum T, weighted by lengths T."""
-    return _weighted_mean(rewards_PG, valid_PG, length_PG)
+    return weighted_mean(rewards_PG, valid_PG, length_PG)
 
 
 def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mask_PGT: Tensor) -> Tensor:
@@ -309,19 +304,26 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
     running_PGT = token_mask_PGT * valid_PG[..., None]
     weights_PGT = (logit_norm2_PGT * running_PGT).cumsum(2) * running_PGT
     rewards_PTG = rewards_PG[:, None].expand(-1, weights_PGT.shape[2], -1)
-    baseline_PTG = _weighted_mean(
+    baseline_PTG = weighted_mean(
         *(values_PTG.flatten(0, 1) for values_PTG in (rewards_PTG, running_PGT.mT, weights_PGT.mT))
     )
     return baseline_PTG.view_as(rewards_PTG).mT
 
 
-def weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """b_j = sum w F / sum w, weighted by exact w.
+def weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor | None = None) -> Tensor:
+    """b_j = sum w F / sum w over a group, the output itself included; the plain mean without weights, or if all are 0.
 
-    `eob` is the "exact optimal baseline" of a fork of verl. `vcpo` takes rho^2 w for w off-policy, and comes with the
-    rate eta_0 sqrt(ESS / B) of `SNRSchedule(mode="ess")`.
+    That of `mean` makes a gradient of (G - 1) / G times RLOO's. `eob` is the "exact optimal baseline" of a fork of
+    verl. `vcpo` takes rho^2 w for w off-policy, and comes with the rate eta_0 sqrt(ESS / B) of
+    `SNRSchedule(mode="ess")`.
     """
-    return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
+    mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
+    if norm2_PG is None:
+        return mean_P1.expand_as(rewards_PG)
+    weights_PG = norm2_PG * valid_PG
+    total_P1 = weights_PG.sum(1, keepdim=True)
+    weighted_P1 = (weights_PG * rewards_PG).sum(1, keepdim=True) / total_P1
+    return torch.where(total_P1 > 0, weighted_P1, mean_P1).expand_as(rewards_PG)
 
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: globals()[row.function or name] for name, row in BASELINES.items()}
@@ -448,17 +450,6 @@ def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, bet
         tensor([[0.8000, 0.0000]])
     """
     return rewards_PG - beta * (logps_PG.detach() - ref_logps_PG.detach())
-
-
-def _weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, weights_PG: Tensor | None = None) -> Tensor:
-    """The weighted mean sum w F / sum w over the valid outputs of each group; the plain mean where all w are 0."""
-    mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
-    if weights_PG is None:
-        return mean_P1.expand_as(rewards_PG)
-    weights_PG = weights_PG * valid_PG
-    total_P1 = weights_PG.sum(1, keepdim=True)
-    weighted_P1 = (weights_PG * rewards_PG).sum(1, keepdim=True) / total_P1
-    return torch.where(total_P1 > 0, weighted_P1, mean_P1).expand_as(rewards_PG)
 
 
 YOUR_OWN = "your own"
