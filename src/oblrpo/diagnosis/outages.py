@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from oblrpo.diagnosis.course import Column
 
-Numbers = Mapping[str, float]
-"""The metrics of a step that are finite numbers."""
+Numbers = Mapping[str, float]  # the metrics of a step that are finite numbers
 
 CHANCE = 1e-5  # that there is no outage: 5 steps, where agreement follows on at most one in ten that differ
 PLAIN = 20  # steps, where a log shows nothing but the mean

@@ -24,8 +24,7 @@ from oblrpo.tables.baselines import BASELINES, Baseline
 
 STRENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e6)
 """The strengths that an automatic choice is made from, in outputs of average weight."""
-SAMPLING, TRAINING = 1.0, 3.0
-"""What sampling a token and training on it cost, in forwards of a token."""
+SAMPLING, TRAINING = 1.0, 3.0  # what sampling a token and training on it cost, in forwards of a token
 TIES = ((True, True), (True, False), (False, True), (False, False))
 """The forms of a shrunk baseline: whether the reward that all siblings of an output earned is its b, where it is low
 (at most what other prompts' outputs earn, `of_others`), and where it is high."""

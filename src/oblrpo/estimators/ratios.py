@@ -20,10 +20,8 @@ from oblrpo.tables.algorithms import RATIOS, Bounds, Ratio
 class Weights:
     """The weights m of the gradient of log pi, and where they are not the plain ratio."""
 
-    weight: Tensor
-    """The weights, of every token (S, C) or of every completion (S, 1)."""
-    clipped: Tensor
-    """Where a bound took effect, of the same shape."""
+    weight: Tensor  # the weights, of every token (S, C) or of every completion (S, 1)
+    clipped: Tensor  # where a bound took effect, of the same shape
 
 
 def ratio_weights(

@@ -59,7 +59,6 @@ def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
 
 
 def _read_file(name: str, kind: Any, **options: Any) -> Any:
-    """Return what transformers makes of the file; the error says why it does not."""
     path = Path(name)
     failed = f"cannot load the model {name!r}"
     for package in NEEDED:

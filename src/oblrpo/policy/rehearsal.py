@@ -14,8 +14,7 @@ from oblrpo.policy.model import Policy
 from oblrpo.policy.sequences import Sequences
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 
-PROMPT, COMPLETION = 2, 3
-"""Tokens of each row's parts."""
+PROMPT, COMPLETION = 2, 3  # tokens of each row's parts
 
 MIXES, MIXES_SHORT = 1e-3, 0.5
 """Nats by which a token's log-probability may change with another row's tokens: in float32, and in shorter types, in

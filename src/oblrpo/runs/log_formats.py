@@ -323,7 +323,6 @@ def _name(text: str) -> str:
 
 
 def _heldout(name: str) -> str:
-    """The name of a metric that is an evaluation's."""
     return name if named(name)[0] in ("step", "eval/accuracy") else f"eval_{name}"
 
 

@@ -37,8 +37,7 @@ EVALUATION = re.compile(
     r"(/mean(@\d+)?)?)"
 )
 """Other names of a held-out accuracy; of several the mean counts."""
-EVALUATED = 99
-"""The rank of a name that EVALUATION has."""
+EVALUATED = 99  # the rank of a name that EVALUATION has
 
 VITAL = ("reward", "loss", "grad_norm", "kl", "entropy")
 """Metrics of which a NaN or an infinity means that numbers have overflowed: the last two, where the loss has, too."""

@@ -26,36 +26,28 @@ from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
 
 BATCHES, LEAST = 4, 32
-MOST = 1 << 15
-"""Completions of a batch: the inner products of all their scores are 8 GB."""
-FIRST_STEP = 2_000_000
-"""The look's prompts are those of steps from this one on, which no run reaches."""
+MOST = 1 << 15  # completions of a batch: the inner products of all their scores are 8 GB
+FIRST_STEP = 2_000_000  # the look's prompts are those of steps from this one on, which no run reaches
 
 
 @dataclass(frozen=True)
 class Findings:
     """What was measured, as means over batches with 95 % intervals by Student's t."""
 
-    step: int
-    """The step of the checkpoint."""
-    prompts: int
-    """Prompts of each batch, P."""
-    outputs: int
-    """Completions of each prompt, G."""
-    baseline: str
-    """The run's own baseline."""
+    step: int  # the step of the checkpoint
+    prompts: int  # prompts of each batch, P
+    outputs: int  # completions of each prompt, G
+    baseline: str  # the run's own baseline
     reward: Mean
     n_snr: float
     """Signal over noise of a batch of the run's own size with its baseline; 0 where noise hides any signal."""
-    n_snr_low: float
-    """The lower end of its interval, by that of the signal; the noise is taken as known."""
+    n_snr_low: float  # the lower end of its interval, by that of the signal; the noise is taken as known
     n_snr_high: float
     n_snr_signed: float
     """N SNR before 0 takes the place of what is negative by chance: what a mean over policies is taken of."""
     run_n_snr: float | None
     """The run's own N SNR at this step, a mean over the policies of the last steps; None where it had none."""
-    run_prompts: int
-    """Prompts a step of the run."""
+    run_prompts: int  # prompts a step of the run
     between: Mean | None
     """The share of the variance under `rloo` that comes from which prompts are drawn; negative by chance. None where
     the loss weighs completions by their lengths, which has another mean gradient."""

@@ -180,8 +180,7 @@ def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str,
     ]
 
 
-SAVING_SHARE = 0.02
-"""The share of a run's time that checkpoints take, where save_steps is not set."""
+SAVING_SHARE = 0.02  # the share of a run's time that checkpoints take, where save_steps is not set
 MOST_SKIPPED = 5
 """Steps in a row without a finite gradient after which a run ends, or after half of its steps."""
 
