@@ -7,6 +7,8 @@ E[grad^2 log pi + s s'] = 0. A direction is a list of tensors, one a trained par
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -17,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lab.probe.lanczos import Direction, Ritz, inner, lanczos
 from oblrpo import estimators
 from oblrpo.errors import InputError
-from oblrpo.intervals import Mean, mean
+from oblrpo.intervals import Mean, mean, student_t
 from oblrpo.policy import Policy, Sequences
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
@@ -135,7 +137,21 @@ def curvature_along(policy: Policy, samples: Samples, direction: Direction) -> M
         block = samples.of(slice(int(prompts[0]), int(prompts[-1]) + 1))
         values.append(inner(direction, hessian_times(policy, block, direction)) / norm2)
         sizes.append(len(prompts))
-    return mean(values, sizes)
+    return mean_of_blocks(values, sizes)
+
+
+def mean_of_blocks(values: list[float], sizes: list[int]) -> Mean:
+    """Mean +- t s / sqrt(n) of values that are means of m_i each: sum m_i v_i / sum m_i, t Student's.
+
+    s is the standard deviation (n - 1) of n m_i (v_i - mean) / sum m_i.
+    """
+    n = len(values)
+    shares = [n * size / sum(sizes) for size in sizes]
+    of_all = math.fsum(share * value for share, value in zip(shares, values, strict=True)) / n
+    if n == 1:
+        return Mean(of_all, None, n)
+    deviations = [share * (value - of_all) for share, value in zip(shares, values, strict=True)]
+    return Mean(of_all, student_t(n - 1) * statistics.stdev(deviations) / math.sqrt(n), n)
 
 
 def steepest_curvature(policy: Policy, samples: Samples, iterations: int, generator: torch.Generator) -> Ritz:

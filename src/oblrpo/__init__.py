@@ -43,16 +43,9 @@ if TYPE_CHECKING:  # there is no __all__, with which `help(oblrpo)` would print 
     from oblrpo.scores import ScoreTape as ScoreTape
 
 _PLACES = {
-    "Run": "oblrpo.api",
-    "evaluate": "oblrpo.api",
-    "train": "oblrpo.api",
-    "diagnose": "oblrpo.diagnosis",
-    "InputError": "oblrpo.errors",
-    "BASELINES": "oblrpo.estimators",
-    "SNRSchedule": "oblrpo.estimators",
-    "baseline": "oblrpo.estimators",
-    "ledger": "oblrpo.estimators",
-    "ScoreTape": "oblrpo.scores",
+    **dict.fromkeys(("Run", "evaluate", "train"), "oblrpo.api"),
+    **{"diagnose": "oblrpo.diagnosis", "InputError": "oblrpo.errors", "ScoreTape": "oblrpo.scores"},
+    **dict.fromkeys(("BASELINES", "SNRSchedule", "baseline", "ledger"), "oblrpo.estimators"),
 }
 """Where each name comes from; it is imported when it is used, for torch takes seconds to load."""
 

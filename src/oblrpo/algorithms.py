@@ -1,7 +1,5 @@
 """The algorithm that settings ask for: a row of `ALGORITHMS` with the entries that they name replaced."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import replace

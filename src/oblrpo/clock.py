@@ -1,7 +1,5 @@
 """What a run's time goes for."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -83,19 +83,11 @@ def geometric_mean(ratios: Sequence[float]) -> GeometricMean:
     return GeometricMean(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n)
 
 
-def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> Mean:
-    """Mean +- t s / sqrt(n), where s is the standard deviation of the values (n - 1) and t Student's.
-
-    With `sizes`, each value is itself the mean of so many: the mean is sum m_i v_i / sum m_i, and s is that of
-    n m_i (v_i - mean) / sum m_i.
-    """
-    n = len(values)
-    shares = [1.0] * n if sizes is None else [n * size / sum(sizes) for size in sizes]
-    mean_of_all = math.fsum(share * value for share, value in zip(shares, values, strict=True)) / n
-    if n == 1:
-        return Mean(mean_of_all, None, n)
-    deviations = [share * (value - mean_of_all) for share, value in zip(shares, values, strict=True)]
-    return Mean(mean_of_all, student_t(n - 1) * statistics.stdev(deviations) / math.sqrt(n), n)
+def mean(values: Sequence[float]) -> Mean:
+    """Mean +- t s / sqrt(n), where s is the standard deviation of the values (n - 1) and t Student's."""
+    n, mean_of_all = len(values), math.fsum(values) / len(values)
+    margin = student_t(n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else None
+    return Mean(mean_of_all, margin, n)
 
 
 def around(n: int, window: int) -> Iterator[slice]:

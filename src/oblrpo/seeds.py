@@ -1,7 +1,5 @@
 """Seeds that do not depend on what was drawn before."""
 
-from __future__ import annotations
-
 import zlib
 
 

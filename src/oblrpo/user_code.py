@@ -47,7 +47,6 @@ def load_named(path: str, what: str = "reward", kind: str = "function") -> Calla
 
 
 def _run_file(file: Path, what: str) -> ModuleType:
-    """Return the module that a file makes."""
     if not file.is_file():
         raise InputError(f"{what} file {file} does not exist; check the path.{nearby(file)}")
     # A name of its own, so that two files called reward.py do not take each other's place.

@@ -3,8 +3,6 @@
 `in_thread` is for code that has to run in this process, without waiting for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -9,7 +9,7 @@ from oblrpo.errors import InputError
 from oblrpo.estimators.ledger import Ledger, LedgerEntry
 from oblrpo.settings import TrainConfig
 from oblrpo.trainer import look as looking
-from oblrpo.trainer.look import _Batch, _summed_up, look
+from oblrpo.trainer.look import _summed_up, look
 from tests.cli.conftest import _place_of_whole, dense_reward, oblrpo, run, whole
 
 __all__ = ["_place_of_whole", "dense_reward", "oblrpo", "run", "whole"]
@@ -18,7 +18,7 @@ __all__ = ["_place_of_whole", "dense_reward", "oblrpo", "run", "whole"]
 def seen_at(step, signals, run_n_snr=None):
     """The look at two batches of 32 prompts, for a run of 16."""
     batches = [
-        _Batch(reward, Ledger({"rloo": LedgerEntry(4.0, signal), "oblr_shrunk": LedgerEntry(1.0, signal)}, 1.0))
+        (reward, Ledger({"rloo": LedgerEntry(4.0, signal), "oblr_shrunk": LedgerEntry(1.0, signal)}, 1.0))
         for reward, signal in zip((0.2, 0.4), signals, strict=True)
     ]
     config = TrainConfig()

@@ -12,6 +12,8 @@ from oblrpo.diagnosis import Watch
 from oblrpo.diagnosis.of_updates import n_snr
 from oblrpo.errors import InputError
 from oblrpo.runs.logs import read_log
+from oblrpo.scores import ScoreTape
+from oblrpo.scores.recorder import ForwardRecorder
 from tests.trl.support import theirs
 
 
@@ -23,8 +25,8 @@ def broken(monkeypatch, ledger, where):
 
     target, name = {
         "the forward": (type(ledger._policy), "logps"),
-        "the backward": (ledger._tape._recorder, "backward"),
-        "the sketch": (ledger._tape, "sketch"),
+        "the backward": (ForwardRecorder, "backward"),
+        "the sketch": (ScoreTape, "sketch"),
         "the averages": (ledger._average, "add"),
         "the gathering": (ledger._trainer.accelerator, "gather"),
     }[where]
@@ -52,7 +54,6 @@ def test_a_look_that_fails_warns_once_and_leaves_the_run_as_it_is(tmp_path, monk
     assert len(said) == 1
     assert "continues without it: OutOfMemoryError: no memory is left" in said[0]
     assert ledger._batch is None
-    assert not ledger._tape._sequences
 
 
 def test_conditions_on_the_batch_read_what_it_logs(tmp_path):

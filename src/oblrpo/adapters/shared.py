@@ -5,8 +5,6 @@ the names that `oblrpo train` gives them; states as somebody else's checkpoint c
 files. The squared norm of gradients that are sharded over ranks is `estimators.squared_norm`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The words of a command line become a command: a dataclass of settings, or of sections of them; and help on it."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -217,7 +215,6 @@ def _add(group: Any, name: str, text: str, metavar: str | None = None) -> None:
 
 
 def _metavar(kind: Any) -> str:
-    """Return what stands for the value of a setting."""
     if typing.get_origin(kind) is Literal:
         return "|".join(typing.get_args(kind))
     kinds = [typing.get_origin(each) or each for each in (kind, *typing.get_args(kind))]

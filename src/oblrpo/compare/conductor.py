@@ -123,7 +123,6 @@ class Conductor:
         self.console.print(seen(line), highlight=False, style=style)
 
     def _runs(self) -> list[PlannedRun]:
-        """Return every run that is known by now."""
         return [run for v in self.plan.spec.variants for run in (*self.plan.search(v), *self.later.get(v.name, []))]
 
     def _ready(self) -> list[PlannedRun]:
@@ -163,7 +162,6 @@ class Conductor:
         return sum(run.place in self.ended for run in self._runs())
 
     def _stop(self) -> None:
-        """Let the trainings finish their step and save."""
         self._say("stopping after the steps in progress; press Ctrl-C again to stop immediately")
         for current in self.running.values():
             current.process.terminate()

@@ -265,8 +265,7 @@ class Paired:
 
     difference: Mean
     p: float | None
-    adjusted: float | None = None
-    """The p adjusted for how many tests there are (`holm`)."""
+    adjusted: float | None = None  # the p adjusted for how many tests there are (`holm`)
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:

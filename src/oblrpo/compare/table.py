@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from oblrpo.compare import charts
-from oblrpo.compare.summary import Outcome, Paired, Summary, Window
+from oblrpo.compare.summary import Outcome, Summary, Window
 from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.html import markup, render, seen
 from oblrpo.report.record import LAST_STEPS
@@ -47,7 +47,7 @@ def lines(summary: Summary) -> list[dict[str, str]]:
         rows.append({
             "variant": name,
             "accuracy after": interval(outcome.final),
-            "difference": "reference" if is_reference else difference(test),
+            "difference": "reference" if is_reference else interval(test.difference if test else None, "+"),
             "p": p_value(test.p) if test else "",
             "p adjusted": p_value(test.adjusted) if test else "",
             "completions to target": reached(outcome),
@@ -90,11 +90,6 @@ def interval(mean: Mean | None, sign: str = "") -> str:
     if mean is None:
         return ""
     return format(mean.value, f"{sign}.3f") + ("" if mean.margin is None else f" ± {mean.margin:.3f}")
-
-
-def difference(test: Paired | None) -> str:
-    """Write a mean difference and its margin."""
-    return interval(test.difference, "+") if test else ""
 
 
 def p_value(p: float | None) -> str:
@@ -221,7 +216,7 @@ def _facts(summary: Summary, best: Outcome) -> list[str]:
         p = test.adjusted
         seeds = f"{test.difference.n} seed{'s' if test.difference.n > 1 else ''}"
         adjusted = f", p {p_value(p)} adjusted" if p is not None else ""
-        facts.append(f"{difference(test)} against {summary.spec.reference} ({seeds}{adjusted})")
+        facts.append(f"{interval(test.difference, '+')} against {summary.spec.reference} ({seeds}{adjusted})")
     if best.window:
         facts.append(f"usable rates {window(best.window)}")
     done = sum(result.state == "finished" for result in summary.results)

@@ -1,7 +1,5 @@
 """Conditions in which the reward is not the task: it is earned without it, traded for it, or hides it."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Conditions that show in what the policy writes: its entropy, its lengths, how far it has gone from where it was."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 

@@ -1,7 +1,5 @@
 """Conditions that show in rewards: nothing is learned, something is lost, or something else is learned."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from operator import attrgetter

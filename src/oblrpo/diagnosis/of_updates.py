@@ -1,7 +1,5 @@
 """Conditions that show in the updates: gradients, the learning rate, baselines and the batch."""
 
-from __future__ import annotations
-
 import bisect
 import math
 import statistics

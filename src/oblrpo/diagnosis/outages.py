@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from oblrpo.diagnosis.course import Column
 
-Numbers = Mapping[str, float]
-"""The metrics of a step that are finite numbers."""
+Numbers = Mapping[str, float]  # the metrics of a step that are finite numbers
 
 CHANCE = 1e-5  # that there is no outage: 5 steps, where agreement follows on at most one in ten that differ
 PLAIN = 20  # steps, where a log shows nothing but the mean
@@ -118,7 +117,6 @@ class Outages:
         self.every, self.unit = every, unit  # steps a row, or "row" where a log names none
         self.now: Stretch | None = None  # whose completions earn the same up to the newest step
         self.reported: list[Stretch] = []  # those that are outages
-        self.named: dict[str, list[Stretch]] = {}  # these, by what was earned
         self.solved: Stretch | None = None  # the newest that is none, because the task is solved
         self.news = ""  # what there is to report after the newest step, in a sentence
         self.differing = self.begun = 0  # the steps whose completions differ, and the stretches
@@ -140,17 +138,15 @@ class Outages:
         return any((each.found if each.shown else each.first) <= step for each in late)
 
     def __str__(self) -> str:
-        shown, named = [], {figure: reported for figure, reported in self.named.items() if reported}
+        shown, named = list[str](), dict[str, list[Stretch]]()
+        for each in self.reported:
+            named.setdefault(each.figure, []).append(each)
         for figure, reported in islice(named.items(), SHOWN):
             spans = ", ".join(f"{each.first} to {each.last}" for each in reported[:SHOWN])
             often = f" and {len(reported) - SHOWN} more times" if reported[SHOWN:] else ""
             shown.append(f"{figure} in {self.unit}s {spans}{often}")
         more = len(named) - len(shown)
         return ", and ".join([*shown, f"{more} other rewards"] if more else shown)
-
-    def _report(self, stretch: Stretch) -> None:
-        self.reported.append(stretch)
-        self.named.setdefault(stretch.figure, []).append(stretch)
 
     def add(self, step: int, row: Numbers, columns: Mapping[str, Column]) -> Numbers:
         """Take the next step, and return what is to be seen of it: nothing that comes of rewards where these agree."""
@@ -201,10 +197,9 @@ class Outages:
             self.solved, now.found = now, now.found or step
             if self.lasts:
                 self.reported.pop()
-                self.named[now.figure].pop()
         elif not self.lasts:
             now.found, self.solved = step, None
-            self._report(now)
+            self.reported.append(now)
             self.news = str(now)
 
     def _end(self, now: Stretch, step: int, reward: float, same: bool) -> None:
@@ -213,7 +208,7 @@ class Outages:
             return
         if now.solved and not now.risen and abs(reward - now.earned) > NEAR * abs(now.earned):
             now.solved, now.found, self.solved = False, step, None  # a jump up and back
-            self._report(now)
+            self.reported.append(now)
         if not now.solved:
             self.left, now.over = max(ROWS_WAKE, math.ceil(WAKE / self.every)), step
             span = f"every completion of steps {now.first} to {now.last} got reward {now.figure}"

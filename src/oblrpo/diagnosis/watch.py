@@ -96,18 +96,15 @@ class Finding:
         return f"{self.sentence} {self.cure}"
 
 
-@dataclass(eq=False)
 class Watch:
     """Looks at every condition after every step.
 
     `observe` takes the steps one after the other; `findings` is what was found so far, worst first.
     """
 
-    facts: Facts = field(default_factory=Facts)
-
-    def __post_init__(self) -> None:
-        self.course = Course(self.facts)
-        self.found: dict[str, Finding] = {}
+    def __init__(self, facts: Facts | None = None) -> None:
+        self.facts = facts or Facts()
+        self.course, self.found = Course(self.facts), dict[str, Finding]()
         self.words = words_of(self.facts.measured_rate) | self.course.words
 
     def observe(self, row: Mapping[str, Any]) -> list[Finding]:

@@ -4,8 +4,6 @@ An algorithm is a baseline, one of these of each kind, a schedule and a ratio: `
 of a normalisation depends on the rewards, so that the gradient is that of another objective.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

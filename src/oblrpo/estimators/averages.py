@@ -1,7 +1,5 @@
 """The signal-to-noise ratio over steps: one batch alone says little, and the policy that it was measured on moves."""
 
-from __future__ import annotations
-
 import math
 from itertools import accumulate
 from statistics import median
@@ -15,8 +13,7 @@ SHORTER = (0.5, 0.75, 0.9)
 """Decays of the averages beside the longest one, which take its place while the ratio moves."""
 APART = 2.0
 """How many standard errors a shorter average must lie from a longer one for the ratio to have moved in between."""
-FORGOTTEN = 0.01
-"""The weight in the longest average below which a batch is dropped."""
+FORGOTTEN = 0.01  # the weight in the longest average below which a batch is dropped
 BEYOND = 5.0
 """How many times as large as the largest noise that was seen what lies beyond it is in the mean: alpha / (alpha - 1)
 times where a squared norm exceeds x with a chance as x^-alpha; alpha is 1.25 for Student's t of 2.5 degrees."""

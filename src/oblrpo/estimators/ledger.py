@@ -5,8 +5,6 @@ projections: `ScoreTape.gram`, `ScoreTape.sketch`), every baseline's prompt grad
 their inner products M_ik = <g_i, g_k> = (1/G^2) A_i' K_ik A_k. Nothing else is needed, and no further backward.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

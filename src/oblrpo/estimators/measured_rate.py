@@ -16,11 +16,10 @@ shrink, because the task has changed or is solved, old ones do not drown the new
 grows may have moved.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,20 +29,14 @@ from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measuring import LONGEST, GaugeState, Step, UpdateGauge, mean_kl
 from oblrpo.estimators.moments import inner, squared_norm
 
-MEMORY = 320.0
-"""How many prompts the means reach back."""
-FEWEST = 5.0
-"""How many batches they reach back at the least."""
-FIRST = 0.1
-"""The step that is taken for right while nothing is known: root-nats a token, 0.01 nats."""
-BELIEF = 48.0
-"""How many prompts that counts for."""
-UNSEEN = 1.0
-"""After how many batches half of the mean slope's square is taken off when noise is estimated."""
+MEMORY = 320.0  # how many prompts the means reach back
+FEWEST = 5.0  # how many batches they reach back at the least
+FIRST = 0.1  # the step that is taken for right while nothing is known: root-nats a token, 0.01 nats
+BELIEF = 48.0  # how many prompts that counts for
+UNSEEN = 1.0  # after how many batches half of the mean slope's square is taken off when noise is estimated
 OUTLIER = 4.0
 """How many standard deviations a slope counts for at the most: one batch must not make noise of all that follow."""
-LEAST = 0.01
-"""The shortest step; noise would wander below it."""
+LEAST = 0.01  # the shortest step; noise would wander below it
 
 
 @dataclass
@@ -141,68 +134,50 @@ class RateSettings:
 class BatchFacts(NamedTuple):
     """What a schedule may know of the batch whose update comes next, beside its signal and noise."""
 
-    ess_ratio: float = 1.0
-    """The effective sample size of its importance weights over its size; 1 on-policy."""
-    mean_length: float | None = None
-    """The mean length of its outputs in tokens, if the caller has it."""
-    fresh: bool = True
-    """Whether no update was made on it before."""
+    ess_ratio: float = 1.0  # the effective sample size of its importance weights over its size; 1 on-policy
+    mean_length: float | None = None  # the mean length of its outputs in tokens, if the caller has it
+    fresh: bool = True  # whether no update was made on it before
     headroom: float = math.inf
     """The least nats an output that could earn all that is left to earn (`headroom`)."""
     measured: bool = True
     """Whether its signal and noise were measured, so that the averages' last batch is this one."""
 
 
-def debiased(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """Theorem 4's S / (S + T/N) with unbiased S and T, cut at 0: it can brake down to nothing."""
-    return min(max(average.signal_share() * math.sqrt(batch.ess_ratio), settings.floor), settings.ceiling)
+def share_of_signal(average: MomentAverage, batch: BatchFacts, settings: RateSettings, debiased: bool = True) -> float:
+    """Theorem 4's S / (S + T/N) with unbiased S and T, cut at 0: it can brake down to nothing.
 
-
-def plugin(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """Theorem 4's factor with ||g||^2 for ||grad J||^2, the paper read literally.
-
-    Its N SNR is about 1 too high, so that the factor hardly ever falls below 1/2: it cannot brake.
+    Not `debiased`, it has ||g||^2 for ||grad J||^2, the paper read literally: its N SNR is then about 1 too high, so
+    that the factor hardly ever falls below 1/2.
     """
-    share = average.signal_share(debiased=False)
+    share = average.signal_share(debiased)
     return min(max(share * math.sqrt(batch.ess_ratio), settings.floor), settings.ceiling)
 
 
-def ess(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """The root of the effective sample size over the batch size, the rate of VCPO (arXiv 2602.17616)."""
-    return math.sqrt(batch.ess_ratio)
-
-
-def off(average: MomentAverage, batch: BatchFacts, settings: RateSettings) -> float:
-    """The factor 1: the rate is the optimizer's own."""
-    return 1.0
-
-
-FACTORS = {"debiased": debiased, "plugin": plugin, "ess": ess, "off": off}
+FACTORS: dict[str, Callable[[MomentAverage, BatchFacts, RateSettings], float]] = {
+    "debiased": share_of_signal,
+    "plugin": partial(share_of_signal, debiased=False),
+    "ess": lambda average, batch, settings: math.sqrt(batch.ess_ratio),  # the rate of VCPO (arXiv 2602.17616)
+    "off": lambda average, batch, settings: 1.0,
+}
 """The schedules whose factor depends on nothing but averages, batch and settings."""
 
 
 TOO_FAR = 4.0
 """How many times the KL that was meant a step may take; it never takes more nats than the user allows."""
-BEGIN = 1e-3
-"""The nats a token of a run's first step, whatever rate it begins with."""
+BEGIN = 1e-3  # the nats a token of a run's first step, whatever rate it begins with
 NEW, TREND = 0.7, 0.5
 """The weights of the newest update in kappa, and in its trend (Holt's double exponential smoothing)."""
 STABLE = 3.0
 """How many times a batch's scale may differ from what earlier batches predicted; beyond it, it is the batch's own."""
-SCALE_MEMORY = 0.7
-"""Decay of the scale that earlier batches predict."""
-UNFELT = 100.0
-"""How many times less than it was meant a step takes that is all but unfelt."""
+SCALE_MEMORY = 0.7  # decay of the scale that earlier batches predict
+UNFELT = 100.0  # how many times less than it was meant a step takes that is all but unfelt
 MOMENTA = ("exp_avg", "momentum_buffer")
 """The names of averages of gradients in the state of torch's optimizers."""
-LEAST_N_SNR = 0.1
-"""The N SNR below which no signal is left."""
-LONGER = 1e3
-"""How many times a first update is lengthened at once."""
+LEAST_N_SNR = 0.1  # the N SNR below which no signal is left
+LONGER = 1e3  # how many times a first update is lengthened at once
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
-MOST_MOMENTUM = 0.95
-"""Beyond it noise goes one way for so long that it breaks a policy."""
+MOST_MOMENTUM = 0.95  # beyond it noise goes one way for so long that it breaks a policy
 UPDATE = "oblrpo_update"
 """The key under which the optimizer's state, which every checkpoint holds, keeps the last update."""
 
@@ -214,36 +189,23 @@ class RateState:
     The last update itself is in the optimizer's state.
     """
 
-    rate: float = 0.0
-    """The rate of the last update; 0 before the first."""
-    felt_rate: float = 0.0
-    """The highest rate of a step that was felt."""
+    rate: float = 0.0  # the rate of the last update; 0 before the first
+    felt_rate: float = 0.0  # the highest rate of a step that was felt
     felt_unit: float = 0.0
     """The smallest scale in which the optimizer got the gradient of one; 0 before the first."""
-    start: float = 0.0
-    """The rate that a run began with."""
-    root_kappa: float = 0.0
-    """The root of kappa; 0 before the first update that was felt."""
-    trend: float = 0.0
-    """Its change from one update to the next, in logarithms."""
+    start: float = 0.0  # the rate that a run began with
+    root_kappa: float = 0.0  # the root of kappa; 0 before the first update that was felt
+    trend: float = 0.0  # its change from one update to the next, in logarithms
     length: float = 0.0
     """The length of the last step, which the optimizer's state keeps for the next gradient."""
-    tokens: float = 1.0
-    """The tokens of an output of the last batch."""
-    scale: float = 0.0
-    """The scale of squared gradients that the batches so far predict; 0 before the first."""
-    first_unit: float = 0.0
-    """The scale of the first batch's squared gradient; 0 before it."""
-    unit: float = 0.0
-    """The scale in which the optimizer got the last gradient."""
-    arrived: bool = False
-    """Whether a step was ever about as long as it was meant."""
-    unfelt: bool = False
-    """Whether the last step was all but unfelt, though earlier ones were not."""
-    signal_seen: bool = False
-    """Whether a signal was seen since steps are as long as they are meant."""
-    signal_over: bool = False
-    """Whether nothing is left of that signal."""
+    tokens: float = 1.0  # the tokens of an output of the last batch
+    scale: float = 0.0  # the scale of squared gradients that the batches so far predict; 0 before the first
+    first_unit: float = 0.0  # the scale of the first batch's squared gradient; 0 before it
+    unit: float = 0.0  # the scale in which the optimizer got the last gradient
+    arrived: bool = False  # whether a step was ever about as long as it was meant
+    unfelt: bool = False  # whether the last step was all but unfelt, though earlier ones were not
+    signal_seen: bool = False  # whether a signal was seen since steps are as long as they are meant
+    signal_over: bool = False  # whether nothing is left of that signal
 
 
 class MeasuredRate:
@@ -401,8 +363,14 @@ class MeasuredRate:
             left = left * shorter if left > SHORTEST else 0.0
             gauge.scale_update(shorter if left else 0.0)
             if not left:
+                if room and not kl < math.inf:
+                    raise ValueError("log-probabilities are NaN or infinite after the update.")
                 if room:
-                    raise ValueError(_why_not_measured(kl))
+                    raise ValueError(
+                        f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps "
+                        "cannot be measured: take those before and after it of the same rows, in the same precision, "
+                        "without dropout."
+                    )
                 kl, total = 0.0, self._moved**2  # earlier updates of the step went all the way
                 break
             kl, total = self._taken(change, used * left)
@@ -446,12 +414,3 @@ class MeasuredRate:
         """Take up where `state_dict` left off."""
         self.state, self.gauge.state = RateState(**state["state"]), GaugeState(**state["gauge"])
         self.slope = Slope(**state["slope"])
-
-
-def _why_not_measured(kl: float) -> str:
-    if not kl < math.inf:
-        return "log-probabilities are NaN or infinite after the update."
-    return (
-        f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot be "
-        "measured: take those before and after it of the same rows, in the same precision, without dropout."
-    )

@@ -12,8 +12,6 @@ So both ends of a difference are taken from weights with the same random offset,
 weight crosses to the next point with a chance in proportion to its change, and the mean response is the linear one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,37 +28,28 @@ AIM = 0.15**2
 """The mean square of the change of a token, in nats^2, to which an update is lengthened; responses are linear there."""
 NEAR = 4.0
 """How far from `AIM`, to each side, a lengthened update may be; and how many times above rounding it has to be."""
-LINEAR = 1.0
-"""The mean square of the change of a token from which on it says nothing of smaller changes."""
+LINEAR = 1.0  # the mean square of the change of a token from which on it says nothing of smaller changes
 ONE_IN = 4
 """One of so many of a batch's outputs is scored again after the update, in every training loop of ours."""
-EVERY = 10
-"""How many updates are measured with one floor."""
-LONGEST = 1e15
-"""How many times an update is lengthened at the most to feel what it does."""
-OFFSETS = 1 << 20
-"""How many random offsets are drawn at the most; larger tensors repeat them."""
+EVERY = 10  # how many updates are measured with one floor
+LONGEST = 1e15  # how many times an update is lengthened at the most to feel what it does
+OFFSETS = 1 << 20  # how many random offsets are drawn at the most; larger tensors repeat them
 
 
 class Step(NamedTuple):
     """The outcome of an update: how far it went."""
 
-    kl: float
-    """How far the update moved the policy, in nats."""
-    share: float
-    """How much of the update is left; 1 unless it would have moved the policy too far."""
+    kl: float  # how far the update moved the policy, in nats
+    share: float  # how much of the update is left; 1 unless it would have moved the policy too far
 
 
 @dataclass
 class GaugeState:
     """What is known of an optimizer's updates where log-probabilities are computed with few digits."""
 
-    reach: float = 0.0
-    """The root mean square change of a token at rate 1; 0 before it is measured."""
-    floor: float = 0.0
-    """The mean square change of a token that is rounding's."""
-    measured: int = 0
-    """How many updates were measured."""
+    reach: float = 0.0  # the root mean square change of a token at rate 1; 0 before it is measured
+    floor: float = 0.0  # the mean square change of a token that is rounding's
+    measured: int = 0  # how many updates were measured
 
 
 class UpdateGauge:

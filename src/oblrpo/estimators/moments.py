@@ -76,10 +76,7 @@ class Moments:
 
 
 def moments(
-    group_norm2_P: Tensor,
-    mean_norm2: Tensor | float,
-    prompts_per_group: int = 1,
-    estimated: bool = False,
+    group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group: int = 1, estimated: bool = False
 ) -> Moments:
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 
@@ -240,13 +237,10 @@ def _inner(pairs: list[tuple[Tensor, Tensor]], least: torch.dtype) -> float:
     total = 0.0
     for layout, shares in by_layout.items():
         share = torch.stack(shares).sum()
-        total += float(share if layout is None else _summed_over_ranks(share, *layout))
-    return total
+        if layout is not None:
+            from torch.distributed.tensor import DTensor, Partial  # slow to import, and seldom needed
 
-
-def _summed_over_ranks(share: Tensor, mesh: Any, placements: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor, Partial  # slow to import, and seldom needed
-
-    partial = [Partial() if placement.is_shard() else placement for placement in placements]
-    total: Tensor = DTensor.from_local(share, mesh, partial, run_check=False).full_tensor()
+            partial = [Partial() if placement.is_shard() else placement for placement in layout[1]]
+            share = DTensor.from_local(share, layout[0], partial, run_check=False).full_tensor()
+        total += float(share)
     return total

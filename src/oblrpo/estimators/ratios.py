@@ -7,8 +7,6 @@ far enough in the direction that A asks for. On-policy all of them are exactly 1
 and truncated weights do not have E[sum_t m_t grad log pi(o_t)] = 0, so that a baseline b adds -b times it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,10 +20,8 @@ from oblrpo.tables.algorithms import RATIOS, Bounds, Ratio
 class Weights:
     """The weights m of the gradient of log pi, and where they are not the plain ratio."""
 
-    weight: Tensor
-    """The weights, of every token (S, C) or of every completion (S, 1)."""
-    clipped: Tensor
-    """Where a bound took effect, of the same shape."""
+    weight: Tensor  # the weights, of every token (S, C) or of every completion (S, 1)
+    clipped: Tensor  # where a bound took effect, of the same shape
 
 
 def ratio_weights(

@@ -1,7 +1,5 @@
 """The learning rate that the gradient's signal-to-noise ratio supports: eta_t = eta_0 * factor (OBLR-PO, theorem 4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,10 +17,8 @@ from oblrpo.tables.algorithms import SCHEDULES
 
 LEAST_RATE, MOST_RATE = 1e-9, 1.0
 """Bounds on the rate of `KLAdaptive`, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""
-KL_FACTOR = 1.5
-"""How many times its rate changes after a step that went too far or not far enough."""
-KL_TOLERANCE = 2.0
-"""A KL between target / KL_TOLERANCE and target * KL_TOLERANCE leaves its rate as it is."""
+KL_FACTOR = 1.5  # how many times its rate changes after a step that went too far or not far enough
+KL_TOLERANCE = 2.0  # a KL between target / KL_TOLERANCE and target * KL_TOLERANCE leaves its rate as it is
 
 
 class KLAdaptive:

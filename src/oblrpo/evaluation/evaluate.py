@@ -21,12 +21,10 @@ from oblrpo.tasks.task import Problem
 class Estimate:
     """A mean over problems with its uncertainty."""
 
-    value: float
-    """The mean; NaN of nothing."""
+    value: float  # the mean; NaN of nothing
     stderr: float = math.nan
     """The standard error over problems, since the completions of one problem are not independent."""
-    interval: tuple[float, float] | None = None
-    """The 95 % interval; none for a single problem."""
+    interval: tuple[float, float] | None = None  # the 95 % interval; none for a single problem
 
     def as_json(self) -> dict[str, Any]:
         """Return value and interval as results hold them."""
@@ -102,10 +100,8 @@ Grader = Callable[[list[Problem], list[str], Ids], tuple[list[list[float]], list
 class Evaluation:
     """What the completions of each problem earned."""
 
-    samples: int
-    """Completions a problem."""
-    ks: list[int]
-    """Sizes for pass@k and maj@k."""
+    samples: int  # completions a problem
+    ks: list[int]  # sizes for pass@k and maj@k
     rewards_P: list[list[float]]
     """The rewards of each problem, without those that are masked, which count nowhere."""
 

@@ -25,8 +25,7 @@ from oblrpo.tasks.task import Problem
 OF_DRAWS = ("samples", "temperature", "top_p", "problems_per_batch", "seed")
 """The settings, beside model, prompts and length, that completions depend on."""
 
-LONGEST = 2048
-"""Most tokens of a completion, where it is not set."""
+LONGEST = 2048  # most tokens of a completion, where it is not set
 
 
 class SavedCompletions:

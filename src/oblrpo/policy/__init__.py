@@ -6,16 +6,6 @@ from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences
 
 __all__ = [
-    "Logps",
-    "Policy",
-    "Prompt",
-    "PromptFormat",
-    "Sequences",
-    "adopt_policy",
-    "byte_tokenizer",
-    "check_policy",
-    "load_policy",
-    "make_policy",
-    "stand_in",
-    "tokens_of",
-]
+    "Logps", "Policy", "Prompt", "PromptFormat", "Sequences", "adopt_policy", "byte_tokenizer", "check_policy",
+    "load_policy", "make_policy", "stand_in", "tokens_of",
+]  # fmt: skip

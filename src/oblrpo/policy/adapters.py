@@ -1,7 +1,5 @@
 """Low-rank adapters by PEFT: a few trained parameters beside a model that stays as it is."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Whether files hold a model, and all of it: what they lack, libraries make up at random and train on."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Building a policy from nothing, or loading one: of the hub, a folder or a GGUF file, its adapters, its precision."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import warnings
@@ -30,13 +28,7 @@ from transformers.utils import find_adapter_config_file
 from oblrpo.checksums import SUMS, damage
 from oblrpo.errors import InputError, pip_install
 from oblrpo.objects import PREFIX
-from oblrpo.policy.adapters import (
-    add_adapter,
-    base_of,
-    load_adapter,
-    load_adapter_weights,
-    without_adapters,
-)
+from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights, without_adapters
 from oblrpo.policy.files import check_complete, check_is_there, explained, is_gguf
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
@@ -67,7 +59,6 @@ def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
 
 
 def _read_file(name: str, kind: Any, **options: Any) -> Any:
-    """Return what transformers makes of the file; the error says why it does not."""
     path = Path(name)
     failed = f"cannot load the model {name!r}"
     for package in NEEDED:

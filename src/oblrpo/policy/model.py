@@ -168,7 +168,6 @@ class Policy:
 
     @cached_property
     def _knows_all(self) -> bool:
-        """Whether the model knows every token of its tokenizer."""
         return max(self.tokenizer.get_vocab().values(), default=0) < self.vocabulary
 
     def check_known(self, kind: str, rows: Sequence[Sequence[int]]) -> None:

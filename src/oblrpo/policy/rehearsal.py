@@ -1,7 +1,5 @@
 """What is tried before anything is sampled: whether forwards depend on a row alone, and the tape takes them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from bisect import bisect_left
@@ -16,8 +14,7 @@ from oblrpo.policy.model import Policy
 from oblrpo.policy.sequences import Sequences
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 
-PROMPT, COMPLETION = 2, 3
-"""Tokens of each row's parts."""
+PROMPT, COMPLETION = 2, 3  # tokens of each row's parts
 
 MIXES, MIXES_SHORT = 1e-3, 0.5
 """Nats by which a token's log-probability may change with another row's tokens: in float32, and in shorter types, in

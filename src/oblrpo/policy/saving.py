@@ -1,7 +1,5 @@
 """What is saved is what was trained: tried once before step 1, and a model's own generation defaults as they came."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Iterator

@@ -115,13 +115,11 @@ def _logged(record: RunRecord, chart: Chart) -> list[Metrics]:
 
 
 def _line(rows: Sequence[Metrics], key: str, label: str) -> Line:
-    """Return the course of a metric, over the steps that have it."""
     rows = [row for row in rows if key in row]
     return Line(label, [row["step"] for row in rows], [row[key] for row in rows])
 
 
 def _averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
-    """Return the moving average of a metric, its values as dots."""
     values = [row[key] for row in rows]
     return Line(label, [row["step"] for row in rows], averages(values), dots=values)
 

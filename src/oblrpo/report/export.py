@@ -148,8 +148,7 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
 ADAPTERS = "adapter_config.json"
 OF_LOADING = ("dtype", "load_in_4bit", "trust_remote_code")
 """The settings of a run under which the model beneath its adapters is loaded again."""
-TRIES = 5
-"""How many checkpoints a run in progress may remove while they are copied."""
+TRIES = 5  # how many checkpoints a run in progress may remove while they are copied
 
 
 def export(run: Path, output: Path | None = None, step: int | None = None, merge: bool = False) -> Path:

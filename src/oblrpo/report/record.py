@@ -13,8 +13,7 @@ from oblrpo.runs.logs import newest_state
 from oblrpo.settings import TrainConfig, flatten, settings_in
 from oblrpo.tables.algorithms import ALGORITHMS
 
-LAST_STEPS = 20
-"""Steps over which a run's figures at its end are averaged."""
+LAST_STEPS = 20  # steps over which a run's figures at its end are averaged
 
 
 @dataclass(eq=False)

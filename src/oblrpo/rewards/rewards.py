@@ -200,7 +200,6 @@ class Rewards:
         ]
 
     def _sum(self, values: list[float | list[str] | None], names: str, where: str) -> float | None:
-        """Return the weighted sum of one completion's values, None where it is masked."""
         if any(isinstance(value, list) for value in values):
             return None
         weighed = zip(values, self._rewards.values(), strict=True)

@@ -10,11 +10,7 @@ __all__ = ["Rollouts", "Sampler", "TransformersSampler", "VLLMSampler", "join", 
 
 
 def make_sampler(
-    policy: Policy,
-    config: SamplerConfig,
-    trust_remote_code: bool = False,
-    features: bool = False,
-    logps: bool = False,
+    policy: Policy, config: SamplerConfig, trust_remote_code: bool = False, features: bool = False, logps: bool = False
 ) -> TransformersSampler | VLLMSampler:
     """Return the config's sampler; with `features` and `logps` it keeps these of the draws, which vLLM always does."""
     if config.sampler == "transformers":

@@ -1,7 +1,5 @@
 """The loop that samples: prompts read once, rows that have ended leave the batch, keys and values written in place."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -39,8 +39,7 @@ WAYS = {
     r"is less than (desired|requested|the engine's)": "a lower",
 }
 """How vLLM says that keys and values have too little memory, or that it asks for more than is free, and what helps."""
-SEE = ". See vllm_args, or use the sampler transformers."
-"""What to do where vLLM could not do something."""
+SEE = ". See vllm_args, or use the sampler transformers."  # what to do where vLLM could not do something
 CACHE, SHARE = 2 << 30, 0.3
 """Defaults for keys and values: bytes on a CPU; on a GPU the share of memory that they take with weights."""
 ON_CPU = {"block_size": 32, "enable_chunked_prefill": False}

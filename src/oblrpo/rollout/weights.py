@@ -53,7 +53,6 @@ def check_weights(model: Any) -> None:
 
 
 def _adapted(base: Any) -> dict[str, Any]:
-    """The layers with adapters, by name."""
     named = base.named_modules()
     return {name: each for name, each in named if hasattr(each, "base_layer") and hasattr(each, "active_adapters")}
 

@@ -38,8 +38,7 @@ from oblrpo.settings import (
 class Identity:
     """A word of the run's own, which each of its checkpoints carries, and what it learns from."""
 
-    run: str = field(default_factory=lambda: secrets.token_hex(8))
-    """The word, by chance."""
+    run: str = field(default_factory=lambda: secrets.token_hex(8))  # the word, by chance
     sources: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of everything that its settings name and do not hold: data and rewards."""
     left: Mapping[str, str] = field(default_factory=dict)
@@ -303,7 +302,6 @@ class RunFolder:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder or a file, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,7 +1,5 @@
 """How logs are written: JSON Lines, tables, and what trainers print; as entries, mappings of names to values."""
 
-from __future__ import annotations
-
 import csv
 import html
 import json
@@ -325,7 +323,6 @@ def _name(text: str) -> str:
 
 
 def _heldout(name: str) -> str:
-    """The name of a metric that is an evaluation's."""
     return name if named(name)[0] in ("step", "eval/accuracy") else f"eval_{name}"
 
 

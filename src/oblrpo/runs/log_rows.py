@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from oblrpo.runs.rows import Metrics
-from oblrpo.tables.metrics import ROW_OF, Metric
+from oblrpo.tables.metrics import ROW_OF
 
 PART = re.compile(
     r"(?:(?:train(?:ing|er)?|actor(?:_train)?|policy|rollout|optim|ppo|(?:ppo|grpo)_actor|grpo_loss|update|system)/)+"
@@ -21,15 +21,13 @@ PART = re.compile(
 MEAN = re.compile(r"[/_](?:mean|avg)$")
 
 
-def _names(key: str, metric: Metric) -> tuple[str, ...]:
-    """Our name, which is TRL's where TRL has one, and what others call it; of several that are there the first counts.
-
-    Written as `plain` makes them, and without what PART leaves out.
-    """
-    return tuple(dict.fromkeys((key, PART.sub("", metric.verl) or key, *metric.others.split())))
-
-
-NAMES = {key: _names(key, metric) for key, metric in ROW_OF.items() if metric.others}
+NAMES = {
+    key: tuple(dict.fromkeys((key, PART.sub("", metric.verl) or key, *metric.others.split())))
+    for key, metric in ROW_OF.items()
+    if metric.others
+}
+"""Our name, which is TRL's where TRL has one, and what others call it, as `plain` makes it and without what PART leaves
+out; of several that are there the first counts."""
 OURS = {other: (name, rank) for name, others in NAMES.items() for rank, other in enumerate(others)}
 UNSAID = {"", "step", "learning_rate", "clip_ratio/region_mean"}
 """What alone is no row: settings are called so, too."""
@@ -39,8 +37,7 @@ EVALUATION = re.compile(
     r"(/mean(@\d+)?)?)"
 )
 """Other names of a held-out accuracy; of several the mean counts."""
-EVALUATED = 99
-"""The rank of a name that EVALUATION has."""
+EVALUATED = 99  # the rank of a name that EVALUATION has
 
 VITAL = ("reward", "loss", "grad_norm", "kl", "entropy")
 """Metrics of which a NaN or an infinity means that numbers have overflowed: the last two, where the loss has, too."""

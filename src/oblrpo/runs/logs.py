@@ -1,7 +1,5 @@
 """Logs that others have written: TRL's state, what trainers print or trackers keep, and tables; under our names."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io
@@ -31,10 +29,8 @@ MOST_BYTES = 1 << 30
 class Log(NamedTuple):
     """What a log holds."""
 
-    rows: Rows
-    """A row a step, under our names: numbers, and None for what is not finite."""
-    steps: int
-    """How many steps the run was to make; 0: unknown."""
+    rows: Rows  # a row a step, under our names: numbers, and None for what is not finite
+    steps: int  # how many steps the run was to make; 0: unknown
     source: str
 
 

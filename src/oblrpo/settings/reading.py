@@ -44,7 +44,6 @@ def every_value(config: TrainConfig) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML has it."""
     return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, dict) else value
 
 

@@ -6,18 +6,6 @@ from oblrpo.step.look import Look, LookAtBatch, Looks, counted
 from oblrpo.step.step import Learner, Movement
 
 __all__ = [
-    "NO_SIGNAL",
-    "BaselinePass",
-    "Batch",
-    "Gradient",
-    "Learner",
-    "Look",
-    "LookAtBatch",
-    "Looks",
-    "Movement",
-    "Samples",
-    "StepBaseline",
-    "StepResult",
-    "Update",
-    "counted",
-]
+    "NO_SIGNAL", "BaselinePass", "Batch", "Gradient", "Learner", "Look", "LookAtBatch", "Looks", "Movement", "Samples",
+    "StepBaseline", "StepResult", "Update", "counted",
+]  # fmt: skip

@@ -25,14 +25,11 @@ class StepBaseline:
     Args:
         name: a key of `estimators.BASELINES`.
         score_norms: what weighs rewards, one of `SCORE_NORMS`.
-        past_only: whether the prior comes from earlier steps alone. It has to where processes, each of which sees a
-            part of a batch, are to agree with one that sees all of it.
     """
 
-    def __init__(self, name: str, score_norms: str = "calibrated", past_only: bool = False) -> None:
+    def __init__(self, name: str, score_norms: str = "calibrated") -> None:
         self.name, self.score_norms = name, score_norms
-        self.weighted, self.exact = "norm2_PG" in BASELINES[name].needs, score_norms == "exact"
-        self.prior = estimators.Prior(past_only=past_only)
+        self.weighted, self.prior = "norm2_PG" in BASELINES[name].needs, estimators.Prior()
         self.calibrated = CalibratedProxy()
 
     def begin(self) -> BaselinePass:

@@ -407,13 +407,8 @@ def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
     return metrics | {"variance_between_prompts": ledger.between}
 
 
-def two_sketches(tape: ScoreTape, seed: int) -> list[Tensor]:
-    """Two independent sketches of the scores that a tape holds, (S, L) each."""
-    return [tape.sketch(*spec) for spec in sketches_of(seed)]
-
-
 def sketches_of(seed: int) -> list[Sketch]:
-    """The arguments of these sketches."""
+    """Two independent sketches of scores, as `ScoreTape.sketch` takes them."""
     return [Sketch(2 * seed + which, DIRECTIONS, DIMENSIONS) for which in range(2)]
 
 

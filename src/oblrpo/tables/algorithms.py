@@ -1,7 +1,5 @@
 """The algorithms, a row each: a baseline, a normalisation, a loss weighting, a schedule and a ratio."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -52,13 +52,5 @@ def _own(path: str) -> Callable[..., Demonstrator]:
 
 
 __all__ = [
-    "BENCHMARKS",
-    "TASKS",
-    "DataTask",
-    "Demonstrator",
-    "GeneratedTask",
-    "Problem",
-    "Task",
-    "Verifier",
-    "make_task",
-]
+    "BENCHMARKS", "TASKS", "DataTask", "Demonstrator", "GeneratedTask", "Problem", "Task", "Verifier", "make_task",
+]  # fmt: skip

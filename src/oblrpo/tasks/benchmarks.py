@@ -28,11 +28,7 @@ class Benchmark:
 
 
 def load_benchmark(
-    name: str,
-    files: Sequence[str] = (),
-    split: str = "",
-    where: Mapping[str, object] | None = None,
-    template: str = "",
+    name: str, files: Sequence[str] = (), split: str = "", where: Mapping[str, object] | None = None, template: str = ""
 ) -> list[Problem]:
     """Return the problems of a named benchmark, from its published files in the order given, or else from the hub.
 

@@ -136,8 +136,7 @@ def check_trackers(names: Sequence[str]) -> None:
 NOTE = "trackers.json"
 """The file in the run's folder that holds, by library, the run's name and identity there and the last step sent."""
 
-PATIENCE = 300.0
-"""Seconds that a library may take to start, for a step, or to write at the end what is left."""
+PATIENCE = 300.0  # seconds that a library may take to start, for a step, or to write at the end what is left
 HANGS = f"no answer in {PATIENCE:g} s"
 
 

@@ -4,8 +4,6 @@ Some batches of fresh prompts are sampled and scored; nothing is learned, and th
 at one policy, a checkpoint's. The run's own N SNR is a mean over the policies of its last steps, which differ.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,36 +26,28 @@ from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
 
 BATCHES, LEAST = 4, 32
-MOST = 1 << 15
-"""Completions of a batch: the inner products of all their scores are 8 GB."""
-FIRST_STEP = 2_000_000
-"""The look's prompts are those of steps from this one on, which no run reaches."""
+MOST = 1 << 15  # completions of a batch: the inner products of all their scores are 8 GB
+FIRST_STEP = 2_000_000  # the look's prompts are those of steps from this one on, which no run reaches
 
 
 @dataclass(frozen=True)
 class Findings:
     """What was measured, as means over batches with 95 % intervals by Student's t."""
 
-    step: int
-    """The step of the checkpoint."""
-    prompts: int
-    """Prompts of each batch, P."""
-    outputs: int
-    """Completions of each prompt, G."""
-    baseline: str
-    """The run's own baseline."""
+    step: int  # the step of the checkpoint
+    prompts: int  # prompts of each batch, P
+    outputs: int  # completions of each prompt, G
+    baseline: str  # the run's own baseline
     reward: Mean
     n_snr: float
     """Signal over noise of a batch of the run's own size with its baseline; 0 where noise hides any signal."""
-    n_snr_low: float
-    """The lower end of its interval, by that of the signal; the noise is taken as known."""
+    n_snr_low: float  # the lower end of its interval, by that of the signal; the noise is taken as known
     n_snr_high: float
     n_snr_signed: float
     """N SNR before 0 takes the place of what is negative by chance: what a mean over policies is taken of."""
     run_n_snr: float | None
     """The run's own N SNR at this step, a mean over the policies of the last steps; None where it had none."""
-    run_prompts: int
-    """Prompts a step of the run."""
+    run_prompts: int  # prompts a step of the run
     between: Mean | None
     """The share of the variance under `rloo` that comes from which prompts are drawn; negative by chance. None where
     the loss weighs completions by their lengths, which has another mean gradient."""
@@ -87,6 +77,10 @@ class Findings:
 
     def __str__(self) -> str:
         run = "none" if self.run_n_snr is None else f"{self.run_n_snr:.2g}"
+        source = "its source is not known under this loss weighting"
+        if self.between is not None:
+            share = _figure(self.between)
+            source = f"a share of {share} comes from which prompts are drawn, the rest from their completions"
         lines = [
             f"A look at step {self.step}: {BATCHES} batches of {self.prompts} fresh prompts x {self.outputs} "
             "completions; 95 % intervals over batches",
@@ -94,7 +88,7 @@ class Findings:
             f"  signal and noise  {self.figures}",
             f"                    of this one policy (step {self.step}); the run logged {run} there, a mean over the "
             "policies of its last steps",
-            f"  noise             {self._noise()}",
+            f"  noise             {source}",
             "  gradient variance under each baseline, relative to rloo on the same batches:",
         ]
         if not self.variance:
@@ -108,11 +102,6 @@ class Findings:
                 ratio, yours = self.variance[name], "  <- yours" if name == self.baseline else ""
                 lines.append(f"    {name:14} {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f}){yours}")
         return "\n".join(lines)
-
-    def _noise(self) -> str:
-        if self.between is None:
-            return "its source is not known under this loss weighting"
-        return f"a share of {_figure(self.between)} comes from which prompts are drawn, the rest from their completions"
 
 
 def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -> Findings:
@@ -156,14 +145,8 @@ def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -
     return _summed_up(batches, step, size, config, logged.get(step))
 
 
-@dataclass(frozen=True)
-class _Batch:
-    reward: float
-    ledger: Ledger
-
-
-def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: int) -> _Batch | None:
-    """Sample and score a batch; None where fewer than two of its prompts have rewards."""
+def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: int) -> tuple[float, Ledger] | None:
+    """The mean reward and the ledger of a batch that is sampled; None where fewer than two prompts have rewards."""
     torch.manual_seed(seed_of(config.run.seed, FIRST_STEP + number))
     sampled = learner.sample(problems)
     charged, _ = learner.charged(sampled)
@@ -173,32 +156,27 @@ def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: i
     looked = learner.looks.at(batch, batch.count_P.nonzero().flatten(), seed=number)
     if (ledger := learner.looks.ledger(looked, batch, learner.baseline.prior, learner.weights(charged))) is None:
         return None
-    reward = float(sampled.rewards_PG[sampled.valid_PG].mean())
-    return _Batch(reward, ledger)
+    return float(sampled.rewards_PG[sampled.valid_PG].mean()), ledger
 
 
 def _summed_up(
-    batches: Sequence[_Batch], step: int, size: int, config: TrainConfig, run_n_snr: float | None = None
+    batches: Sequence[tuple[float, Ledger]], step: int, size: int, config: TrainConfig, run_n_snr: float | None = None
 ) -> Findings:
-    own = resolve(config.algorithm, config.optim).baseline
-    entries, P = [batch.ledger.entries[own] for batch in batches], config.rollout.prompts_per_step
+    own, P = resolve(config.algorithm, config.optim).baseline, config.rollout.prompts_per_step
+    rewards, ledgers = zip(*batches, strict=True)
+    entries = [ledger.entries[own] for ledger in ledgers]
     signal, noise = mean([entry.signal2 for entry in entries]), mean([entry.variance for entry in entries]).value
     per_signal = P / size / noise if noise > 0 else 0.0  # `variance` is that of a batch of `size` prompts
-    rloo = [batch.ledger.entries["rloo"].variance for batch in batches]
-    pairs = [(batch.ledger.between, under) for batch, under in zip(batches, rloo, strict=True) if under > 0]
-    shares = [between / under for between, under in pairs if not math.isnan(between)]
-    ratios = {
-        name: [
-            batch.ledger.entries[name].variance / under for batch, under in zip(batches, rloo, strict=True) if under > 0
-        ]
-        for name in batches[0].ledger.entries
-    }
+    beside = [(ledger, under) for ledger in ledgers if (under := ledger.entries["rloo"].variance) > 0]
+    shares = [ledger.between / under for ledger, under in beside if not math.isnan(ledger.between)]
+    names = ledgers[0].entries
+    ratios = {name: [ledger.entries[name].variance / under for ledger, under in beside] for name in names}
     return Findings(
         step=step,
         prompts=size,
         outputs=config.rollout.num_generations,
         baseline=own,
-        reward=mean([batch.reward for batch in batches]),
+        reward=mean(rewards),
         n_snr=max(signal.value, 0.0) * per_signal,
         n_snr_low=max(signal.low, 0.0) * per_signal,
         n_snr_high=max(signal.high, 0.0) * per_signal,

@@ -4,8 +4,6 @@ Every step seeds torch from (seed, step) and draws its prompts from (seed, step)
 position of a resumed run are functions of the step it resumes at, and evaluation cannot disturb training.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import sys
@@ -53,6 +51,7 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
     sampled, rollouts = step.all_samples or step.samples, step.samples.rollouts
     rewards_PG, valid_PG, sequences = sampled.rewards_PG, sampled.valid_PG, rollouts.sequences
     group_std_P, rewards_N = _group_std(rewards_PG, valid_PG), rewards_PG[valid_PG]
+    unlearned = NO_SIGNAL | {"grad_norm": 0.0, "frac_prompts_masked": 1 - valid_PG.any(1).float().mean().item()}
     marks = rewards_N.quantile(rewards_N.new_tensor([0, 0.25, 0.75, 1])).tolist() if len(rewards_N) else [math.nan] * 4
     return {
         "step": number,
@@ -70,7 +69,7 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
         **(_update_metrics(step) if step.updates else NO_UPDATE),
         **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
-        **(_without_signal(valid_PG) if step.without_signal else {}),
+        **(unlearned if step.without_signal else {}),
         "entropy": float(step.samples.features.entropy_S.sum() / sequences.lengths_S.sum()),
         "skipped": float(bool(step.skipped) or step.without_signal),
         "num_tokens": tokens,
@@ -82,11 +81,6 @@ NO_UPDATE = dict.fromkeys(
      "baseline/mean", "baseline/spread"), math.nan
 ) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0,
      "completions/trained_ratio": 0.0}  # fmt: skip
-
-
-def _without_signal(valid_PG: Tensor) -> dict[str, float]:
-    """What a step says in which no reward differed from another."""
-    return NO_SIGNAL | {"grad_norm": 0.0, "frac_prompts_masked": 1 - valid_PG.any(1).float().mean().item()}
 
 
 def _update_metrics(step: StepResult) -> dict[str, Any]:
@@ -186,8 +180,7 @@ def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str,
     ]
 
 
-SAVING_SHARE = 0.02
-"""The share of a run's time that checkpoints take, where save_steps is not set."""
+SAVING_SHARE = 0.02  # the share of a run's time that checkpoints take, where save_steps is not set
 MOST_SKIPPED = 5
 """Steps in a row without a finite gradient after which a run ends, or after half of its steps."""
 

@@ -1,7 +1,5 @@
 """The optimizer of a run by name, including learning-rate-free and schedule-free optimizers; its scheduler."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The parts of a run, made from its config; configs that cannot work are refused here, and others adjusted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -31,10 +29,8 @@ from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.optimizers import make_optimizer, make_scheduler
 
-SMALL_MODEL = 5_000_000
-"""Parameters up to which one CPU thread is fastest."""
-MOST_COMPLETIONS = 2**24
-"""Completions of a step; their bare text would take gigabytes."""
+SMALL_MODEL = 5_000_000  # parameters up to which one CPU thread is fastest
+MOST_COMPLETIONS = 2**24  # completions of a step; their bare text would take gigabytes
 
 
 def check(config: TrainConfig) -> None:
@@ -188,10 +184,8 @@ def set_threads(threads: int, policy: Policy) -> None:
     torch.set_num_threads(threads or (1 if size < SMALL_MODEL else torch.get_num_threads()))
 
 
-FEWEST = 8
-"""Rows of data from which on a step's number of prompts is chosen."""
-PAIR = 2
-"""Prompts that a step, and a measurement of held-out accuracy, have at least."""
+FEWEST = 8  # rows of data from which on a step's number of prompts is chosen
+PAIR = 2  # prompts that a step, and a measurement of held-out accuracy, have at least
 UNTRAINED = 64
 """Tokens up to which a policy may write that knows nothing yet, and so hardly ever ends by itself."""
 

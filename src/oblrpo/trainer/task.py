@@ -1,7 +1,5 @@
 """The problems of a run, made from its config, and taken step by step; digests of all that it learns from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -142,7 +140,12 @@ class Prompts:
             more = self.task.train_batch(self.batches, self.size)
             rounds.append(learner.sample(more))
             problems += more
-            differ = torch.cat([_differ(sampled).cpu() for sampled in rounds])
+            rewards_PG, valid_PG = rounds[-1].rewards_PG, rounds[-1].valid_PG
+            most_P, least_P = (
+                rewards_PG.where(valid_PG, -torch.inf).amax(1),
+                rewards_PG.where(valid_PG, torch.inf).amin(1),
+            )
+            differ = torch.cat([differ, (most_P > least_P).cpu()])
         chosen_P = torch.argsort(differ, descending=True, stable=True)[: self.size]
         sampled = Samples.join(rounds)
         done = learner.learn_from(sampled.at(chosen_P), number)
@@ -155,9 +158,3 @@ class Prompts:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
         self.batches = int(state["batches"]) if self.most else 0
-
-
-def _differ(sampled: Samples) -> torch.Tensor:
-    """Which prompts have outputs that have earned different rewards, (P,)."""
-    rewards_PG, valid_PG = sampled.rewards_PG, sampled.valid_PG
-    return rewards_PG.where(valid_PG, -torch.inf).amax(1) > rewards_PG.where(valid_PG, torch.inf).amin(1)

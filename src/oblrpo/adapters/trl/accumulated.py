@@ -1,7 +1,5 @@
 """The gradient of one update while TRL accumulates it: its two halves, and the rows that tell how far it moved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

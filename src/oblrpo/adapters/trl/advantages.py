@@ -4,8 +4,6 @@ Rewards are weighed by squared score norms: exact ones in steps that look at all
 for, which earlier looks have taught (`step.look`). The gradient itself is that of TRL's own loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

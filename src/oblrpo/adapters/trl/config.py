@@ -4,8 +4,6 @@ And what must hold in TRL for advantages to be right and for signal and noise to
 TRL's objective one sentence says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 It needs no series of TRL that it knows: where another TRL, or anything else, makes a look fail, it says so and stops.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
@@ -14,14 +12,15 @@ from transformers import TrainerCallback
 
 from oblrpo import estimators
 from oblrpo.adapters.shared import finite
-from oblrpo.adapters.trl.advantages import in_eval_mode, own_SC, policy_of, sequences_of
+from oblrpo.adapters.trl.advantages import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.policy.rehearsal import noise
+from oblrpo.policy.sequences import MicroBatches
 from oblrpo.scores import ScoreTape, UnsupportedModelError
-from oblrpo.step.look import gram_of, ledger_metrics, ledger_of, sketches_of, two_sketches
+from oblrpo.step.look import gram_of, ledger_metrics, ledger_of, look
 
 LOGGER = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         self.every, self.baseline, self._trainer = every, baseline, trainer
         self._policy = policy_of(trainer)
         try:
-            self._tape = ScoreTape(trainer.model, "streamed")
+            ScoreTape(trainer.model, "streamed")
         except UnsupportedModelError as error:
             raise InputError(f"the ledger cannot look at this model: {error}") from None
         others = not_the_policy_s(trainer)
@@ -119,7 +118,6 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             metrics = self._metrics(batch, state.global_step + 1)
         except Exception as error:  # whatever it is, the run is the user's
             self._stopped, self._rewards = True, None
-            self._tape.forget()
             LOGGER.warning(
                 "VarianceLedgerCallback has stopped measuring; training continues without it: %s: %s",
                 type(error).__name__,
@@ -183,14 +181,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         """
         if "pixel_values" in batch:
             raise ValueError("images are not supported")
-        size = max(1, self._trainer.args.per_device_train_batch_size)
-        tensors = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-        parts = []
-        for start in range(0, len(batch["prompt_ids"]), size):
-            part = {key: batch[key][start : start + size] for key in tensors if key in batch}
-            with in_eval_mode(self._policy.model), torch.enable_grad(), self._tape as tape:
-                logps = self._policy.logps(sequences_of(part), self._trainer.temperature)
-                tape.record(logps.logps_S, sketches=sketches_of(step))
-            parts.append([tape.norm2()[:, None].double(), own_SC(part), *two_sketches(tape, step)])
-        self._tape.forget()
-        return tuple(map(torch.cat, zip(*parts, strict=True)))
+        micro_batches = MicroBatches(max(1, self._trainer.args.per_device_train_batch_size))
+        with in_eval_mode(self._policy.model), torch.enable_grad():
+            seen = look(self._policy, sequences_of(batch), 1, self._trainer.temperature, micro_batches, step)
+        return seen.norm2_PG.double(), seen.logps.own_SC, *seen.sketches

@@ -1,7 +1,5 @@
 """Whether a trainer of TRL's draws from the whole policy: by the generation config, or by what a rollout reports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

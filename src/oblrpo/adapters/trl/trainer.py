@@ -1,7 +1,5 @@
 """TRL's GRPOTrainer with OBLR-PO's baseline and learning rate."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
