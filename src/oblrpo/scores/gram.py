@@ -177,7 +177,7 @@ class Sketcher:
             signs_RK = random_signs((outers[0].rows, K), generator).to(contributions.wide(outers[0].right[:0]))
             rows_SN = contributions.sketch(parts, signs_RK / K**0.5).flatten(1)
         else:
-            rows_SN = vector_total(parts)
+            rows_SN = contributions.vector_total(parts)
         N, device = rows_SN.shape[1], rows_SN.device
         bucket_N = torch.randint(self._spec.dimensions, (N,), generator=generator, device="cpu").to(device)
         sign_N = random_signs((N,), generator).to(rows_SN)

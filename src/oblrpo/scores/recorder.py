@@ -23,22 +23,8 @@ from oblrpo.scores import rules
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.operations import Operation, ParameterInPlace
-<<<<<<< HEAD
-from oblrpo.scores.rules import (
-    Gradients,
-    UnsupportedModelError,
-    divisible,
-    product,
-    rms_norm,
-    rule_for,
-    wrapped_by_fsdp,
-)
-from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, Take, TappedCall
-=======
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
-from oblrpo.scores.stores import Sink
-from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
->>>>>>> w75-cuda
+from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, Take, TappedCall
 from oblrpo.scores.tapped_operations import OperationTapper
 from oblrpo.scores.trainable_layers import (
     ParameterPiece,
@@ -228,13 +214,8 @@ class ForwardRecorder:
             raise UnsupportedModelError(f"{layer.name}: its rule needs one tensor in and one tensor out.")
         rule = rule_for(module)
         assert rule is not None
-<<<<<<< HEAD
         call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), output.shape)
-        keeps_output = rule.needs_output and (self._divisible or rule.gradients is not rms_norm)
-=======
-        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), first, output.shape)
         keeps_output = rule.needs_output and (self._divisible or rule.gradients is not rules.rms_norm)
->>>>>>> w75-cuda
         return OutputTap.apply(output, self.root, call, first, *([output] if keeps_output else []))
 
     def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:
