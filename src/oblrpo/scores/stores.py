@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions, norms
-from oblrpo.scores.contributions import Contribution, Matrix
+from oblrpo.scores.contributions import Contribution, Matrix, Outer
 
 METHODS = ("auto", "gram", "instantiate", "streamed")
 """The names that `ScoreTape(method=...)` takes."""
