@@ -3,7 +3,6 @@
 Whatever reads, draws or explains a metric reads these rows: a new one is one row. `docs/metrics.md` is written from it.
 """
 
-import re
 from dataclasses import dataclass
 
 TRL, ADDED, LEDGER = "yes", "added", "ledger"
@@ -292,10 +291,3 @@ CHARTS = (
           note="Sampling, gradient, update, and evaluation where there was one."),
 )  # fmt: skip
 """The charts of a run's page, in its order."""
-
-
-def metric_of(key: str) -> Metric | None:
-    """Return the row of a key of a log; None if it is no metric of ours."""
-    if key in ROW_OF:
-        return ROW_OF[key]
-    return ROW_OF.get(re.sub(r"^(rewards/).+(/(mean|std))$|^(variance/|signal2/).+$", r"\1\4NAME\2", key))
