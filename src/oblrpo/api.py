@@ -70,13 +70,8 @@ class Run:
     ) -> dict[str, Any]:
         """Return the figures of the policy as it is now, as `oblrpo.evaluate` does for a checkpoint of the run.
 
-        Args:
-            data: rows, or names of files or of a data set on the hub; None for the run's held-out problems.
-            reward: a function, a name, or a list of both; None for the run's own.
-            reward_weights: a number for each of them, as of `oblrpo.train`.
-            k: size or sizes for pass@k.
-            progress: show how far it is.
-            settings: as of `oblrpo evaluate`; those that are not given are the run's.
+        Its arguments are those of `oblrpo.evaluate`; what is not given is the run's: its held-out problems, rewards and
+        settings.
         """
         policy, own = self.policy, self._trainer.objects
         words, objects = take(policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings))

@@ -436,13 +436,7 @@ def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, bet
 
     Every baseline is formed from F~ as it would be from F. A loop that differentiates the log-ratio, too, adds -beta s
     to each score's coefficient, and subtracts b - beta instead of b. Log-ratios are unbounded, and with them
-    assumption 4; clip them if they grow.
-
-    Args:
-        rewards_PG: the rewards F.
-        logps_PG: log pi(o|q) of the policy, in nats.
-        ref_logps_PG: the same of the reference policy.
-        beta: the reward that one nat costs.
+    assumption 4; clip them if they grow. They are in nats, and beta is the reward that one nat costs.
 
     Examples:
         >>> kl_in_reward(torch.tensor([[1.0, 0.0]]), torch.tensor([[-2.0, -3.0]]), torch.tensor([[-4.0, -3.0]]), 0.1)

@@ -336,9 +336,8 @@ class MeasuredRate:
         scheduler has lowered that rate, as much shorter. An update along u at a lower rate is the same update, shorter;
         the optimizer's own state does not depend on it.
 
-        Args:
-            change: see `SNRSchedule.confine`.
-            used: the rate that the update was made at; None: one that the schedule did not set.
+        `change` is that of `SNRSchedule.confine`, `used` the rate that the update was made at; None: one that the
+        schedule did not set.
 
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.

@@ -56,10 +56,7 @@ class UpdateGauge:
     """Measures by how much an update of the optimizer moves the policy.
 
     It holds the trained parameters beside a copy of each from `hold` on, where a part of the update may be put back.
-
-    Args:
-        optimizer: makes the updates.
-        low_precision: whether log-probabilities are computed with fewer digits than float32.
+    With `low_precision`, log-probabilities are computed with fewer digits than float32.
     """
 
     def __init__(self, optimizer: Optimizer, low_precision: bool) -> None:
@@ -185,10 +182,9 @@ def mean_kl(change: Tensor) -> float:
 
 
 def mean_square(change: Tensor) -> float:
-    """The mean square over tokens of the changes of their log pi; what is exactly 0 is no token's. Infinite if one is.
+    """The mean square, nats^2, over tokens of changes of log pi, (S, T) or (S,); infinite if one is.
 
-    Args:
-        change: (S, T) or (S,), nats.
+    What is exactly 0 is no token's.
     """
     change = change.detach().double()
     if not change.isfinite().all():
