@@ -7,19 +7,13 @@ from dataclasses import dataclass
 class Baseline:
     """What is known of a baseline b, which is subtracted from each output's reward F."""
 
-    meaning: str
-    """What b is of output j of a group; w is the squared score norm, T the length."""
-    unbiased: bool
-    """Whether the policy gradient's mean is exactly grad J with it."""
+    meaning: str  # what b is of output j of a group; w is the squared score norm, T the length
+    unbiased: bool  # whether the policy gradient's mean is exactly grad J with it
     source: str = ""
-    function: str = ""
-    """Its function in `estimators.baselines`; that of its own name if empty."""
-    needs: tuple[str, ...] = ()
-    """The function's arguments beyond rewards and mask."""
-    smallest_group: int = 1
-    """The fewest outputs of a prompt that it is meant for."""
-    off_policy: bool = False
-    """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
+    function: str = ""  # its function in `estimators.baselines`; that of its own name if empty
+    needs: tuple[str, ...] = ()  # the function's arguments beyond rewards and mask
+    smallest_group: int = 1  # the fewest outputs of a prompt that it is meant for
+    off_policy: bool = False  # whether importance weights enter: norm2_PG is multiplied by rho^2
     normalisation: str = "none"
     """What its authors divide the advantages by, a name of `estimators.NORMALISATIONS`."""
     trainable: bool = True
