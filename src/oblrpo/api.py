@@ -83,10 +83,8 @@ class Run:
     ) -> Path:
         """Write the model and its card into a folder to share, and return that, as `oblrpo export` does.
 
-        Args:
-            output: the folder, which must not be there yet; None for `export` in the run's own.
-            step: the step of the checkpoint; None for the newest.
-            merge: add adapters to the weights of their model.
+        `output`, by default `export` in the run's own folder, must not be there yet. `step` is that of the checkpoint,
+        by default of the newest, and `merge` adds adapters to the weights of their model.
         """
         from oblrpo.report.export import export
 

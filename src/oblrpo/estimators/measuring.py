@@ -71,13 +71,14 @@ class UpdateGauge:
             raise ValueError(refused)
         return rate
 
+    @property
+    def parameters(self) -> list[Any]:
+        """The parameters of all groups."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def hold(self) -> None:
         """Copy the parameters before an update."""
-        self.copies = [
-            (p, p.detach().clone(), p.grad is not None)
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-        ]
+        self.copies = [(p, p.detach().clone(), p.grad is not None) for p in self.parameters]
 
     def scale_update(self, scale: float) -> None:
         """Make the update so many times as long."""
