@@ -25,7 +25,7 @@ from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tables.metrics import ROW_OF
 from oblrpo.trainer import setup
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
-from tests.report.test_names import metric_of
+from tests.metric_rows import metric_of
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "oblrpo"

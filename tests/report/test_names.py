@@ -11,8 +11,9 @@ from oblrpo.diagnosis import CONDITIONS, Finding, Watch, diagnose
 from oblrpo.diagnosis.condition import Reading
 from oblrpo.report.html import markup
 from oblrpo.report.page import write_report
-from oblrpo.tables.metrics import METRICS, ROW_OF
+from oblrpo.tables.metrics import METRICS
 from oblrpo.trainer.loop import Monitors
+from tests.metric_rows import metric_of
 from tests.report.conftest import row
 
 
@@ -61,13 +62,6 @@ def test_nobody_else_spells_their_names():
     for path in {*source.rglob("*.py")} - {*(source / "diagnosis").glob("*.py")}:
         spelt = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)} & names
         assert not spelt - {"solved"}, path  # that is a word, too
-
-
-def metric_of(key):
-    """The row of a key of a log; None if it is no metric of ours."""
-    return ROW_OF.get(
-        re.sub(r"^(rewards/).+(/(mean|std))$|^(variance/|signal2/).+$", r"\1\4NAME\2", key), ROW_OF.get(key)
-    )
 
 
 def test_conditions_read_metrics_of_the_table():
