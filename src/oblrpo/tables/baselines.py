@@ -32,15 +32,15 @@ WEIGHTED = "The mean reward of the group weighted by exact w, in-sample: b_j = s
 
 BASELINES: dict[str, Baseline] = {
     "none": Baseline("No baseline: b_j = 0.", True, "Williams 1992 (REINFORCE)", learns_from_ties=True),
-    "mean": Baseline(MEAN, False, function="weighted_mean", smallest_group=2),
+    "mean": Baseline(MEAN, False, function="mean", smallest_group=2),
     "rloo": Baseline(
         "The mean reward of the group's other outputs: b_j = mean_{i != j} F_i, and 0 for a lone output.",
         True, "Ahmadian et al. 2024, arXiv 2402.14740", smallest_group=2,
     ),
     "grpo": Baseline(
-        MEAN, False, "Shao et al. 2024, arXiv 2402.03300", "weighted_mean", smallest_group=2, normalisation="group_std"
+        MEAN, False, "Shao et al. 2024, arXiv 2402.03300", "mean", smallest_group=2, normalisation="group_std"
     ),
-    "dr_grpo": Baseline(MEAN, False, "Liu et al. 2025, arXiv 2503.20783", "weighted_mean", smallest_group=2),
+    "dr_grpo": Baseline(MEAN, False, "Liu et al. 2025, arXiv 2503.20783", "mean", smallest_group=2),
     "reinforce_pp": Baseline(
         "The mean of all rewards of the batch, which is biased in scale.",
         False, "Hu et al. 2025 (REINFORCE++), arXiv 2501.03262", "batch_mean", normalisation="batch_std",
