@@ -22,9 +22,10 @@ from oblrpo.commands import check_settings
 from oblrpo.estimators import BASELINES, RATIOS
 from oblrpo.settings import AlgorithmConfig, TrainConfig, flags_in
 from oblrpo.tables.algorithms import ALGORITHMS
-from oblrpo.tables.metrics import ROW_OF, metric_of
+from oblrpo.tables.metrics import ROW_OF
 from oblrpo.trainer import setup
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
+from tests.metric_rows import metric_of
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "oblrpo"

@@ -70,13 +70,8 @@ class Run:
     ) -> dict[str, Any]:
         """Return the figures of the policy as it is now, as `oblrpo.evaluate` does for a checkpoint of the run.
 
-        Args:
-            data: rows, or names of files or of a data set on the hub; None for the run's held-out problems.
-            reward: a function, a name, or a list of both; None for the run's own.
-            reward_weights: a number for each of them, as of `oblrpo.train`.
-            k: size or sizes for pass@k.
-            progress: show how far it is.
-            settings: as of `oblrpo evaluate`; those that are not given are the run's.
+        Its arguments are those of `oblrpo.evaluate`; what is not given is the run's: its held-out problems, rewards and
+        settings.
         """
         policy, own = self.policy, self._trainer.objects
         words, objects = take(policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings))
@@ -88,10 +83,8 @@ class Run:
     ) -> Path:
         """Write the model and its card into a folder to share, and return that, as `oblrpo export` does.
 
-        Args:
-            output: the folder, which must not be there yet; None for `export` in the run's own.
-            step: the step of the checkpoint; None for the newest.
-            merge: add adapters to the weights of their model.
+        `output`, by default `export` in the run's own folder, must not be there yet. `step` is that of the checkpoint,
+        by default of the newest, and `merge` adds adapters to the weights of their model.
         """
         from oblrpo.report.export import export
 

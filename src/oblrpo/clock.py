@@ -2,12 +2,8 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Clock:
@@ -19,7 +15,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the seconds until the `with` is left."""
+        """Count the seconds until the `with` is left; as a decorator, those of every call."""
         begun = time.perf_counter()
         self._inside.append(0.0)
         try:
@@ -29,15 +25,6 @@ class Clock:
             self._spent[name] += seconds - self._inside.pop()
             if self._inside:
                 self._inside[-1] += seconds
-
-    def counting(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, with its seconds counted."""
-
-        def counted(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self.part(name):
-                return function(*args, **kwargs)
-
-        return counted
 
     def lap(self) -> dict[str, float]:
         """The seconds of every part since the last lap, as metrics `time/NAME`."""

@@ -52,8 +52,7 @@ class Mean:
     """A mean of n independent values and the half-width of its 95 % interval."""
 
     value: float
-    margin: float | None
-    """None of a single value, which says nothing of its own error."""
+    margin: float | None  # None of a single value, which says nothing of its own error
     n: int
 
     @property

@@ -11,8 +11,9 @@ from oblrpo.diagnosis import CONDITIONS, Finding, Watch, diagnose
 from oblrpo.diagnosis.condition import Reading
 from oblrpo.report.html import markup
 from oblrpo.report.page import write_report
-from oblrpo.tables.metrics import METRICS, metric_of
+from oblrpo.tables.metrics import METRICS
 from oblrpo.trainer.loop import Monitors
+from tests.metric_rows import metric_of
 from tests.report.conftest import row
 
 

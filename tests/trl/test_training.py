@@ -18,7 +18,8 @@ from oblrpo.adapters.trl.config import RULES
 from oblrpo.errors import InputError
 from oblrpo.report.record import read_trl
 from oblrpo.tables.baselines import UNBIASED
-from oblrpo.tables.metrics import ADDED, ROW_OF, metric_of
+from oblrpo.tables.metrics import ADDED, ROW_OF
+from tests.metric_rows import metric_of
 from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
 from tests.trl.test_gradient import assert_close, expected, run
 

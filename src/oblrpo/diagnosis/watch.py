@@ -122,8 +122,10 @@ class Watch:
                 continue
             if known and known.reading is reading:
                 continue
-            told = known and not condition.updated and not known.over
-            if known and told and not self._again(known, before if condition.rows else compared):
+            told, seen = known and not condition.updated and not known.over, before if condition.rows else compared
+            # It is told anew after a gap if what explained it then, and passes, does so no more.
+            again = known and known.until != seen and self._passing(known) and not self._passing(known, step)
+            if known and told and not again:
                 known.until = step
                 continue
             words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
@@ -133,10 +135,6 @@ class Watch:
             self.found[condition.name] = finding
             new += [] if known and condition.updated else [finding]
         return [each for each in self.findings if each in new] if new else []
-
-    def _again(self, known: Finding, before: int) -> bool:
-        """Whether it holds again after a gap, and what explained it, and passes, does so no more."""
-        return known.until != before and self._passing(known) and not self._passing(known, self.course.step)
 
     def _mended(self, known: Finding) -> bool:
         """Whether a metric has come back over half of the way that it went."""

@@ -35,10 +35,6 @@ def differ(rewards_PG: Tensor, valid_PG: Tensor) -> bool:
     other batches times the mean score. With rewards of 0 and 1, 1 with the chance p, and a remembered b, leaving such
     batches out takes the share P(all 0) b / (1 - p) + P(all 1) (1 - b) / p off the gradient's mean. Where b is what the
     policy earns that is less than p, or 1 - p; with a baseline of the group alone it is 0.
-
-    Args:
-        rewards_PG: the rewards F.
-        valid_PG: which outputs count.
     """
     rewards_N = rewards_PG[valid_PG].double()
     return bool(rewards_N.max() - rewards_N.min() > ROUNDING * rewards_N.abs().max()) if len(rewards_N) else False
@@ -50,10 +46,6 @@ def headroom(rewards_PG: Tensor, valid_PG: Tensor) -> float:
     J(pi') - J(pi) = E[F (pi'/pi - 1)] is at most sd(F) sqrt(E[(pi'/pi - 1)^2]), about sd(F) sqrt(2 KL), and there is
     no more to gain than the best reward of the batch less its mean. Where one output of n fails and the others earn
     all there is, it is 1 / (2 (n - 1)); where one succeeds, (n - 1) / 2. It is infinite where all rewards are equal.
-
-    Args:
-        rewards_PG: the rewards F.
-        valid_PG: which outputs count.
     """
     rewards_N = rewards_PG[valid_PG].double()
     left, variance = float(rewards_N.max() - rewards_N.mean()), float(rewards_N.var(correction=0))

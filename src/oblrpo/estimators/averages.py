@@ -55,8 +55,7 @@ class MomentAverage:
     shorter average's own ratio would say too much, and so would its own noise of T, for which the longer one's stands:
     the last batches may lack the rare ones to which T owes its mean. A batch without a gradient changes nothing.
 
-    Args:
-        decay: how much of the longest average is kept from one batch to the next, in [0, 1); 0 uses each batch alone.
+    `decay` of the longest average is kept from one batch to the next, in [0, 1); 0 uses each batch alone.
     """
 
     def __init__(self, decay: float) -> None:
@@ -142,8 +141,7 @@ class MomentAverage:
     def signal_share(self, debiased: bool = True) -> float:
         """The part S / (S + T/N) of the batch gradient's squared norm that is signal: the factor of theorem 4.
 
-        Args:
-            debiased: take the unbiased S, cut at 0; else S + T/N, the expectation of ||g||^2, in its place.
+        S is unbiased, cut at 0; if not `debiased`, S + T/N, the expectation of ||g||^2, stands in its place.
         """
         moments = self.moments
         noise = moments.trace_cov / moments.n

@@ -202,6 +202,11 @@ def none(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     return torch.zeros_like(rewards_PG)
 
 
+def mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """b_j = mean_i F_i, the output itself included: the gradient is (G - 1) / G times that of RLOO."""
+    return weighted_mean(rewards_PG, valid_PG)
+
+
 def batch_mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     """The mean of all rewards of the batch."""
     return (rewards_PG * valid_PG).sum() / valid_PG.sum().clamp(min=1) * torch.ones_like(rewards_PG)
@@ -312,9 +317,8 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
 def weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor | None = None) -> Tensor:
     """b_j = sum w F / sum w over a group, the output itself included; the plain mean without weights, or if all are 0.
 
-    That of `mean` makes a gradient of (G - 1) / G times RLOO's. `eob` is the "exact optimal baseline" of a fork of
-    verl. `vcpo` takes rho^2 w for w off-policy, and comes with the rate eta_0 sqrt(ESS / B) of
-    `SNRSchedule(mode="ess")`.
+    `eob` is the "exact optimal baseline" of a fork of verl. `vcpo` takes rho^2 w for w off-policy, and comes with the
+    rate eta_0 sqrt(ESS / B) of `SNRSchedule(mode="ess")`.
     """
     mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     if norm2_PG is None:
@@ -436,13 +440,7 @@ def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, bet
 
     Every baseline is formed from F~ as it would be from F. A loop that differentiates the log-ratio, too, adds -beta s
     to each score's coefficient, and subtracts b - beta instead of b. Log-ratios are unbounded, and with them
-    assumption 4; clip them if they grow.
-
-    Args:
-        rewards_PG: the rewards F.
-        logps_PG: log pi(o|q) of the policy, in nats.
-        ref_logps_PG: the same of the reference policy.
-        beta: the reward that one nat costs.
+    assumption 4; clip them if they grow. They are in nats, and beta is the reward that one nat costs.
 
     Examples:
         >>> kl_in_reward(torch.tensor([[1.0, 0.0]]), torch.tensor([[-2.0, -3.0]]), torch.tensor([[-4.0, -3.0]]), 0.1)

@@ -50,15 +50,8 @@ def under_every_baseline(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """The advantages under every baseline of `BASELINES` that these groups allow, and what its authors divide them by.
 
-    Args:
-        rewards_PG: the rewards F.
-        inputs: what was measured, as `baseline_inputs` gathers it; baselines that need more are left out.
-        valid_PG: outputs that count (all if None).
-        rho_PG: importance weights of whole outputs (1 if None).
-        prior: what earlier steps say, for `oblr_shrunk`.
-
-    Returns:
-        For every name F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
+    The arguments are those of `baseline`, `inputs` as `baseline_inputs` gathers them; baselines that need more are left
+    out. It is, for every name, F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
     """
     measured, under = {*inputs, "prior"}, {}
     for name, entry in BASELINES.items():

@@ -256,7 +256,7 @@ class MeasuredRate:
         """The next rate divided by the first."""
         state, settings = self.state, self.settings
         if batch.fresh:
-            if own := average.scale if batch.measured else average.scale_of(squared_norm(self._parameters)):
+            if own := average.scale if batch.measured else average.scale_of(squared_norm(self.gauge.parameters)):
                 scale = min(max(state.scale or own, own / STABLE), own * STABLE)  # hardly ever chosen by the batch
                 state.scale = SCALE_MEMORY * scale + (1 - SCALE_MEMORY) * own
                 loss = inner(self._gradients_and_updates())  # what it would cost to make the last step once more
@@ -293,7 +293,7 @@ class MeasuredRate:
         state, unit = self.state, self._unit
         state.first_unit = state.first_unit or unit  # the size of numbers stays that of the first gradient
         older = math.sqrt(unit / state.unit) if state.unit else 1.0
-        for p in self._parameters:
+        for p in self.gauge.parameters:
             if p.grad is not None:
                 p.grad.mul_(math.sqrt(state.first_unit / unit))
             for name in MOMENTA if older < 1 else ():
@@ -301,13 +301,9 @@ class MeasuredRate:
                     momentum.mul_(older)
         state.unit = unit
 
-    @property
-    def _parameters(self) -> list[Any]:
-        return [p for group in self.gauge.optimizer.param_groups for p in group["params"]]
-
     def _gradients_and_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradient and the last step of every parameter that has both; the optimizer's state loses the latter."""
-        for p in self._parameters:
+        for p in self.gauge.parameters:
             update = self.gauge.optimizer.state.get(p, {}).pop(UPDATE, None)
             if update is not None and p.grad is not None:
                 yield p.grad, update
@@ -336,9 +332,8 @@ class MeasuredRate:
         scheduler has lowered that rate, as much shorter. An update along u at a lower rate is the same update, shorter;
         the optimizer's own state does not depend on it.
 
-        Args:
-            change: see `SNRSchedule.confine`.
-            used: the rate that the update was made at; None: one that the schedule did not set.
+        `change` is that of `SNRSchedule.confine`, `used` the rate that the update was made at; None: one that the
+        schedule did not set.
 
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.

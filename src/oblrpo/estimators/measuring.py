@@ -56,10 +56,7 @@ class UpdateGauge:
     """Measures by how much an update of the optimizer moves the policy.
 
     It holds the trained parameters beside a copy of each from `hold` on, where a part of the update may be put back.
-
-    Args:
-        optimizer: makes the updates.
-        low_precision: whether log-probabilities are computed with fewer digits than float32.
+    With `low_precision`, log-probabilities are computed with fewer digits than float32.
     """
 
     def __init__(self, optimizer: Optimizer, low_precision: bool) -> None:
@@ -74,13 +71,14 @@ class UpdateGauge:
             raise ValueError(refused)
         return rate
 
+    @property
+    def parameters(self) -> list[Any]:
+        """The parameters of all groups."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def hold(self) -> None:
         """Copy the parameters before an update."""
-        self.copies = [
-            (p, p.detach().clone(), p.grad is not None)
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-        ]
+        self.copies = [(p, p.detach().clone(), p.grad is not None) for p in self.parameters]
 
     def scale_update(self, scale: float) -> None:
         """Make the update so many times as long."""
@@ -185,10 +183,9 @@ def mean_kl(change: Tensor) -> float:
 
 
 def mean_square(change: Tensor) -> float:
-    """The mean square over tokens of the changes of their log pi; what is exactly 0 is no token's. Infinite if one is.
+    """The mean square, nats^2, over tokens of changes of log pi, (S, T) or (S,); infinite if one is.
 
-    Args:
-        change: (S, T) or (S,), nats.
+    What is exactly 0 is no token's.
     """
     change = change.detach().double()
     if not change.isfinite().all():

@@ -29,12 +29,9 @@ def ratio_weights(
 ) -> Weights:
     """The weights of completions under the policy that gives the log-probabilities token_logps_SC.
 
-    Args:
-        ratio: a row of `RATIOS`, or one with other bounds.
-        token_logps_SC: the log-probability of every token; what stands outside own_SC, NaN too, is ignored.
-        old_SC: the same of the policy before the first update.
-        own_SC: which tokens count.
-        advantages_S: those of the first update, as the sources have it; a ratio that looks at them takes their sign.
+    `ratio` is a row of `RATIOS`, or one with other bounds; old_SC are the log-probabilities of the policy before the
+    first update. What stands outside own_SC, the tokens that count, is ignored, NaN too. advantages_S are those of the
+    first update, as the sources have it; a ratio that looks at them takes their sign.
     """
     own_SC = own_SC.bool()
     token_logps_SC, old_SC = (torch.where(own_SC, logps.detach(), 0) for logps in (token_logps_SC, old_SC))

@@ -25,11 +25,8 @@ class KLAdaptive:
     """The rate falls 1.5 times after a step of more than twice the target KL, and grows so after one of less than half.
 
     The rule of robot learning's PPO (rsl_rl, rl_games, torchrl), which knows nothing of noise. The first rate is the
-    optimizer's own. No step is shortened, and the rate never grows after a step that was not felt.
-
-    Args:
-        gauge: measures the updates.
-        settings: the target (`kl`) in nats an output.
+    optimizer's own. No step is shortened, and the rate never grows after a step that was not felt. The target is the
+    `kl` of the settings, in nats an output.
     """
 
     def __init__(self, gauge: UpdateGauge, settings: RateSettings) -> None:

@@ -31,8 +31,7 @@ BAR = re.compile(r"^\s*(?:Train\w*(?: Progress)?:\s*)?\d+%\|[^|]*\|\s*(\d+)/\d+ 
 """A progress bar of steps."""
 COUNT = re.compile(r"([a-z]+)[\s:#=\[]*(\d+)\b", re.IGNORECASE)
 """A step before a printed dict: `step 7: {...}`."""
-BEFORE = re.compile(r"[,|;{}()\[\]\"'•]|\s-\s|: |= ")
-"""What ends before a name begins."""
+BEFORE = re.compile(r"[,|;{}()\[\]\"'•]|\s-\s|: |= ")  # what ends before a name begins
 OTHER = re.compile(r"\b(max|val\w*|eval\w*|test|best|total|critic|of|per|no|last)\b")
 """Words before a step that make it another's."""
 PLAIN = re.compile(r"(?:[A-Z]{4,}|[^A-Za-z]|\b(?i:train\w*|batch|rollout|episode|current))$")
@@ -49,20 +48,16 @@ UPDATE = {"loss", "grad_norm", "kl", "entropy", "learning_rate"}
 """Metrics that a line about one completion does not have."""
 EPOCH = re.compile(r"\bEpoch:? ?\[(\d+)/\d+\] ?\((\d+)/(\d+)\)")
 """MiniMind's steps, which begin again with each epoch."""
-PROSE = re.compile(r"(?:\b[a-z']+,? ){5}")
-"""Words that no trainer prints beside its metrics."""
+PROSE = re.compile(r"(?:\b[a-z']+,? ){5}")  # words that no trainer prints beside its metrics
 STARTS = re.compile(rf"{BAR.pattern}|{{|[^\s'\"}}][^}}]*{{|.*\bstep:\d+ - ")
 """A line that continues no printed dict that is open."""
 
 DELIMITERS = {"\t": "a table with tabs", "|": "a table with bars", ";": "CSV by semicolons", ",": "CSV", "": "a table"}
-LONGEST_LINE, MOST_LINES = 1 << 22, 300
-"""Characters of a line, and lines that a row in several may have."""
+LONGEST_LINE, MOST_LINES = 1 << 22, 300  # characters of a line, and lines that a row in several may have
 VERL, PAIRS = "what verl prints", "pairs in a text"
 UNREAD, SINGLE = "lines not read", "lines about single completions"
-SURENESS = {VERL: 2, PAIRS: 0}
-"""How surely something is a log's, by kind; 1 is any other."""
-Entries = tuple[str, list[dict[str, Any]]]
-"""A kind, and what was read."""
+SURENESS = {VERL: 2, PAIRS: 0}  # how surely something is a log's, by kind; 1 is any other
+Entries = tuple[str, list[dict[str, Any]]]  # a kind, and what was read
 
 
 class Text:

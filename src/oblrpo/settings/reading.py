@@ -270,10 +270,8 @@ _WHY = {name: why for why, names in NOT_HERE.items() for name in names.split()}
 def hint(name: str, known: Iterable[str], sign: str = "") -> str:
     """What an unknown setting may have meant, as the end of a sentence, or nothing.
 
-    Args:
-        name: the setting, underscored, in the sections of another trainer, as actor.optim.lr.
-        known: all settings of ours, underscored.
-        sign: `--` for flags, which have dashes for underscores.
+    The setting may be in the sections of another trainer, as actor.optim.lr. `sign` is `--` for flags, which have
+    dashes for the underscores of `name` and of all settings that are `known`.
     """
     known, parts = set(known), name.lower().split(".")
     ends = [".".join(parts[start:]) for start in range(len(parts))]

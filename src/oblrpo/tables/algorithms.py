@@ -18,16 +18,13 @@ class Bounds:
 class Ratio:
     """What is known of a way to weigh the gradient of log pi on completions of an earlier policy."""
 
-    function: str
-    """Its function in `estimators.ratios`."""
+    function: str  # its function in `estimators.ratios`
     meaning: str
     source: str = ""
-    by_token: bool = False
-    """Whether tokens of one completion have weights of their own."""
+    by_token: bool = False  # whether tokens of one completion have weights of their own
     is_importance_weight: bool = False
     """Whether it is that itself, which a sampler's correction takes against the sampler instead."""
-    bounds: Bounds = Bounds()
-    """How far it may go; in `RATIOS` as its source has it."""
+    bounds: Bounds = Bounds()  # how far it may go; in `RATIOS` as its source has it
 
 
 RATIOS: dict[str, Ratio] = {
@@ -54,17 +51,14 @@ class Schedule:
     """What is known of a schedule, which multiplies the optimizer's own rate eta_0 by a factor."""
 
     meaning: str
-    memory: float = 0.9
-    """Decay of the averages of signal and noise, unless the user sets one."""
+    memory: float = 0.9  # decay of the averages of signal and noise, unless the user sets one
     nats: float = 0.5
     """How far an update may or should move the policy, in nats an output, unless the user sets it."""
-    state_bytes_per_parameter: int = 0
-    """The bytes that it keeps of every trained number between steps."""
+    state_bytes_per_parameter: int = 0  # the bytes that it keeps of every trained number between steps
     measures_updates: bool = False
     """Whether it sets the rate itself, from how far each update has moved the policy: `SNRSchedule.confine` has to be
     called after every one."""
-    needs_signal: bool = True
-    """Whether it sets no rate before signal and noise were measured."""
+    needs_signal: bool = True  # whether it sets no rate before signal and noise were measured
     needs_moments: bool = False
     """Whether its factor is made of signal and noise of every step, so that every step is looked at if not set."""
 
@@ -99,8 +93,7 @@ def refusal(schedule: str, optimizer: str, learning_rate: float) -> str:
 SMALLEST_GROUPS = {"none": 1, "group_std": 2, "batch_std": 1}
 """What advantages may be divided by -> the fewest valid outputs of a prompt that it compares."""
 
-WEIGHTING_NAMES = ("sequence", "sequence_mean", "token_mean", "constant")
-"""How the loss may weigh tokens."""
+WEIGHTING_NAMES = ("sequence", "sequence_mean", "token_mean", "constant")  # how the loss may weigh tokens
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,13 @@ from dataclasses import dataclass
 class Baseline:
     """What is known of a baseline b, which is subtracted from each output's reward F."""
 
-    meaning: str
-    """What b is of output j of a group; w is the squared score norm, T the length."""
-    unbiased: bool
-    """Whether the policy gradient's mean is exactly grad J with it."""
+    meaning: str  # what b is of output j of a group; w is the squared score norm, T the length
+    unbiased: bool  # whether the policy gradient's mean is exactly grad J with it
     source: str = ""
-    function: str = ""
-    """Its function in `estimators.baselines`; that of its own name if empty."""
-    needs: tuple[str, ...] = ()
-    """The function's arguments beyond rewards and mask."""
-    smallest_group: int = 1
-    """The fewest outputs of a prompt that it is meant for."""
-    off_policy: bool = False
-    """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
+    function: str = ""  # its function in `estimators.baselines`; that of its own name if empty
+    needs: tuple[str, ...] = ()  # the function's arguments beyond rewards and mask
+    smallest_group: int = 1  # the fewest outputs of a prompt that it is meant for
+    off_policy: bool = False  # whether importance weights enter: norm2_PG is multiplied by rho^2
     normalisation: str = "none"
     """What its authors divide the advantages by, a name of `estimators.NORMALISATIONS`."""
     trainable: bool = True
@@ -38,15 +32,15 @@ WEIGHTED = "The mean reward of the group weighted by exact w, in-sample: b_j = s
 
 BASELINES: dict[str, Baseline] = {
     "none": Baseline("No baseline: b_j = 0.", True, "Williams 1992 (REINFORCE)", learns_from_ties=True),
-    "mean": Baseline(MEAN, False, function="weighted_mean", smallest_group=2),
+    "mean": Baseline(MEAN, False, function="mean", smallest_group=2),
     "rloo": Baseline(
         "The mean reward of the group's other outputs: b_j = mean_{i != j} F_i, and 0 for a lone output.",
         True, "Ahmadian et al. 2024, arXiv 2402.14740", smallest_group=2,
     ),
     "grpo": Baseline(
-        MEAN, False, "Shao et al. 2024, arXiv 2402.03300", "weighted_mean", smallest_group=2, normalisation="group_std"
+        MEAN, False, "Shao et al. 2024, arXiv 2402.03300", "mean", smallest_group=2, normalisation="group_std"
     ),
-    "dr_grpo": Baseline(MEAN, False, "Liu et al. 2025, arXiv 2503.20783", "weighted_mean", smallest_group=2),
+    "dr_grpo": Baseline(MEAN, False, "Liu et al. 2025, arXiv 2503.20783", "mean", smallest_group=2),
     "reinforce_pp": Baseline(
         "The mean of all rewards of the batch, which is biased in scale.",
         False, "Hu et al. 2025 (REINFORCE++), arXiv 2501.03262", "batch_mean", normalisation="batch_std",

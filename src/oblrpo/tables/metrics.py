@@ -3,58 +3,43 @@
 Whatever reads, draws or explains a metric reads these rows: a new one is one row. `docs/metrics.md` is written from it.
 """
 
-import re
 from dataclasses import dataclass
 
 TRL, ADDED, LEDGER = "yes", "added", "ledger"
 """In TRL: TRL logs it by the same name; `OBLRPOTrainer` adds it; `VarianceLedgerCallback` adds it, as it does the rows
 for signal and noise."""
 
-AVERAGED_STEPS = 9
-"""Steps in the moving average of charts."""
+AVERAGED_STEPS = 9  # steps in the moving average of charts
 
 
 @dataclass(frozen=True)
 class Chart:
     """A chart of a run's page."""
 
-    section: str
-    """The heading that it stands under."""
+    section: str  # the heading that it stands under
     title: str
-    keys: str = ""
-    """Metrics that it draws, separated by spaces; none where it is drawn from completions."""
+    keys: str = ""  # metrics that it draws, separated by spaces; none where it is drawn from completions
     ylabel: str = ""
-    note: str = ""
-    """How to read it, beside the title."""
-    advice: str = ""
-    """What to do about it, in Markdown with links relative to docs/; not on the page."""
+    note: str = ""  # how to read it, beside the title
+    advice: str = ""  # what to do about it, in Markdown with links relative to docs/; not on the page
     kind: str = "course"
     """What draws it, a name of `report.curves.DRAWN`: the course of its only metric, or what one chart alone needs."""
-    averaged: bool = False
-    """Whether the course is a moving average, with the steps as dots."""
-    logarithmic: bool = False
-    """Whether the axis is logarithmic where values are far apart."""
-    blank: float | None = None
-    """It is left out where every step has this value."""
-    levels: tuple[tuple[float, str], ...] = ()
-    """Dotted lines across it, and their names."""
+    averaged: bool = False  # whether the course is a moving average, with the steps as dots
+    logarithmic: bool = False  # whether the axis is logarithmic where values are far apart
+    blank: float | None = None  # it is left out where every step has this value
+    levels: tuple[tuple[float, str], ...] = ()  # dotted lines across it, and their names
 
 
 @dataclass(frozen=True)
 class Metric:
     """What is known of a metric, or of several with one meaning; NAME in a key stands for any name."""
 
-    keys: str
-    """Keys of `metrics.jsonl`, separated by spaces."""
-    meaning: str
-    """What it is, in Markdown with links relative to docs/."""
+    keys: str  # keys of `metrics.jsonl`, separated by spaces
+    meaning: str  # what it is, in Markdown with links relative to docs/
     unit: str = ""
-    when: str = ""
-    """When a step has it; empty where every step of RL does."""
-    trl: str = ""
-    """`TRL`, `ADDED`, `LEDGER`, or TRL's own name for it; empty where there is none."""
-    verl: str = ""
-    """Its name in verl, of verl's own or of our adapter; empty where there is none."""
+    when: str = ""  # when a step has it; empty where every step of RL does
+    trl: str = ""  # `TRL`, `ADDED`, `LEDGER`, or TRL's own name for it; empty where there is none
+    verl: str = ""  # its name in verl, of verl's own or of our adapter; empty where there is none
     others: str = ""
     """What further trainers call it, the best first, as `runs.log_rows.plain` writes names, separated by spaces."""
     ours: bool = True
@@ -292,10 +277,3 @@ CHARTS = (
           note="Sampling, gradient, update, and evaluation where there was one."),
 )  # fmt: skip
 """The charts of a run's page, in its order."""
-
-
-def metric_of(key: str) -> Metric | None:
-    """Return the row of a key of a log; None if it is no metric of ours."""
-    if key in ROW_OF:
-        return ROW_OF[key]
-    return ROW_OF.get(re.sub(r"^(rewards/).+(/(mean|std))$|^(variance/|signal2/).+$", r"\1\4NAME\2", key))

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -55,7 +56,7 @@ def demonstrations_of(
     """
     warm, seed = config.warm_start, config.run.seed
     if not rows:
-        return Demonstrations(warm.warm_start_steps, _batches_of(config, task), f"demonstrations of {task.name}")
+        return Demonstrations(warm.warm_start_steps, partial(_shown, config, task), f"demonstrations of {task.name}")
     left_out = {problem.key for problem in heldout}
     kept = [row for row in rows if row.key not in left_out]
     notes = []
@@ -77,15 +78,12 @@ def demonstrations_of(
     return Demonstrations(steps, batch, f"{len(kept)} rows of sft_data, {steps / epoch:.3g} epoch(s)", notes)
 
 
-def _batches_of(config: TrainConfig, task: Task) -> Callable[[int], Examples]:
-    def batch(step: int) -> Examples:
-        problems = task.train_batch(-1 - step, config.warm_start.learning.batch)  # steps that RL never draws
-        rng = random.Random(f"demonstrations/{config.run.seed}/{step}")
-        demonstrate = cast(Demonstrator, task).demonstration
-        shown = [demonstrate(problem, rng, config.warm_start.learning.noise) for problem in problems]
-        return [problem.prompt for problem in problems], shown
-
-    return batch
+def _shown(config: TrainConfig, task: Task, step: int) -> Examples:
+    problems = task.train_batch(-1 - step, config.warm_start.learning.batch)  # steps that RL never draws
+    rng = random.Random(f"demonstrations/{config.run.seed}/{step}")
+    demonstrate = cast(Demonstrator, task).demonstration
+    shown = [demonstrate(problem, rng, config.warm_start.learning.noise) for problem in problems]
+    return [problem.prompt for problem in problems], shown
 
 
 def read_rows(config: TrainConfig, objects: Objects) -> list[Demonstration]:

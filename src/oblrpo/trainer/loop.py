@@ -479,19 +479,15 @@ class Trainer:
         self.done, before = step, self.accuracy
         self.accuracy = before | (now := heldout_accuracy_of([metrics]))
         is_best = bool(now) and max(now.values()) > max(before.values(), default=-math.inf)
+        every = self.config.run.save_steps
+        due = is_best or time.perf_counter() >= self.next_save if every is None else every > 0 and step % every == 0
         # Step 0 too: a warm start is not to be made again.
-        if step in {0, self.config.run.steps} or self._is_to_save(step, is_best):
+        if step in {0, self.config.run.steps} or due:
             self._save()
         progress.step(step, metrics)
         if self.monitors.stop:
             self._save()
             raise DivergedError(self.monitors.stop)
-
-    def _is_to_save(self, step: int, is_best: bool) -> bool:
-        """Whether save_steps is due; where it is not set, whether this step is the best or its time was earned."""
-        if (every := self.config.run.save_steps) is not None:
-            return every > 0 and step % every == 0
-        return is_best or time.perf_counter() >= self.next_save
 
     def _save(self) -> None:
         if self.saved == self.done or self.done is None:

@@ -153,7 +153,7 @@ def make_learner(
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
-        rewards=clock.counting("rewards", rewards),
+        rewards=clock.part("rewards")(rewards),
         rollout=rollout,
         micro_batches=row_blocks,
         algorithm=algorithm,
