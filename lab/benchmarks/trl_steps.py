@@ -58,7 +58,7 @@ SHAPES = {
     "tokens": Shape(128, 4, 128, 2, 16),
     "words": Shape(256, 4, 32, 2, 64),
     "answers": Shape(256, 6, 16, 2, 192),
-    "long": Shape(256, 6, 16, 2, 512),
+    "long": Shape(128, 4, 16, 2, 512),
 }
 REAL = Shape(576, 30, 16, 2, 24)
 
