@@ -39,7 +39,6 @@ OURS: dict[str, Rival] = {
     "exact, a new tape each step": _method(kept=False),
     "exact, Gram": _method("gram"),
     "exact, instantiate": _method("instantiate"),
-    "exact, two_pass": _method("two_pass"),
     "calibrated proxy, no norms": _method(norms=False),
 }
 """The score tape's methods, by the name of their row. The last takes its baseline weights from a forward alone."""

@@ -7,7 +7,7 @@ of the recipe smollm2-format and the first questions of GSM8K's test set), and l
 prompt's own. Shares are of the tokens of a step's rows, as they go through the model in micro-batches by tokens:
 - whole groups: a micro-batch is one rectangle, in the order of the groups' longest rows;
 - each alone: a group is one rectangle, which no other way to put whole groups together can be below;
-- by length: rows of like length share a forward, as `adapters.trl.taped.score` has it, where one forward more costs
+- by length: rows of like length share a forward, as `step.Learner.gradient` has it, where one forward more costs
   `extra` tokens; with the number of forwards of a micro-batch. Once more where half of the rows, drawn at random, are
   left out.
 """

@@ -10,7 +10,7 @@ from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
-from oblrpo.scores import ScoreTape
+from oblrpo.scores import ScoreTape, Sketch
 from oblrpo.settings import PolicyConfig, read_yaml
 from oblrpo.tasks import make_task
 
@@ -62,13 +62,13 @@ def draw(
         :prompts
     ]
     rows, columns = [], []
-    tape = ScoreTape(policy.model)
+    tape, spec = ScoreTape(policy.model, "streamed"), Sketch(seed, dimensions=SKETCH)
     for problem in problems:
         rollouts = sample(policy, [problem.prompt], outputs, longest, 1.0)
         ((rewards,), _) = pay([problem], rollouts.completions)
         with tape:
             out = policy.logps(rollouts.sequences, 1.0)
-            tape.record(out.logps_S)
+            tape.record(out.logps_S, gram=outputs, sketches=[spec])
         pad = (0, longest - out.token_logps_SC.shape[1])
         rows.append(rollouts.sequences)
         columns.append(
@@ -78,8 +78,8 @@ def draw(
                 rollouts.sequences.lengths_S.double(),
                 torch.nn.functional.pad(out.logit_norm2_SC, pad).double(),
                 torch.nn.functional.pad(rollouts.sequences.own_SC, pad).double(),
-                tape.gram().double(),
-                tape.sketch(seed, dimensions=SKETCH),
+                tape.gram()[0].double(),
+                tape.sketch(*spec),
             )
         )
     return Pool(policy, rows, *(torch.stack(column) for column in zip(*columns, strict=True)))
@@ -101,14 +101,15 @@ def advantages(pool: Pool, name: str, part: slice, prior: Prior | None = None) -
 
 def token_weighted(pool: Pool, weight: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Within-prompt Gram matrices and sketches of sum_t A_t grad log pi(o_t), weight (Q, M, T)."""
-    tape, grams, sketches = ScoreTape(pool.policy.model), [], []
+    tape, spec, grams, sketches = ScoreTape(pool.policy.model, "streamed"), Sketch(seed, dimensions=SKETCH), [], []
     for sequences, weight_MT in zip(pool.sequences, weight, strict=True):
         with tape:
             token_logps_SC = pool.policy.logps(sequences).token_logps_SC
             mask = sequences.own_SC
-            tape.record((token_logps_SC * weight_MT[:, : token_logps_SC.shape[1]].to(token_logps_SC) * mask).sum(1))
-        grams.append(tape.gram().double())
-        sketches.append(tape.sketch(seed, dimensions=SKETCH))
+            weighted_SC = token_logps_SC * weight_MT[:, : token_logps_SC.shape[1]].to(token_logps_SC) * mask
+            tape.record(weighted_SC.sum(1), gram=len(weighted_SC), sketches=[spec])
+        grams.append(tape.gram()[0].double())
+        sketches.append(tape.sketch(*spec))
     return torch.stack(grams), torch.stack(sketches)
 
 

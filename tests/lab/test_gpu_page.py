@@ -40,7 +40,7 @@ def test_the_whole_page_in_small(tmp_path, monkeypatch, capsys):
     assert {(row[0], row[1]) for row in rows} == {
         (name, dtype) for name in ("gpt2-tied", "qwen3-tied, LoRA") for dtype in ("float32", "bfloat16")
     }
-    assert {row[2] for row in rows} == {"auto", "two_pass"}
+    assert {row[2] for row in rows} == {"auto", "gram"}
     assert [row[1:3] for row in trainer["tables"][0]["rows"]] == [["0.0e+00", "0.0e+00"]]
     assert [row[:2] for row in cost["tables"][0]["rows"]] == [["4 x 8", "exact (auto)"]]
     assert [row[:4] for row in whole["tables"][0]["rows"]] == [

@@ -118,19 +118,16 @@ def test_of_two_adapters_the_active_ones_count(active):
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
-@pytest.mark.parametrize("method", ["gram", "instantiate", "two_pass", "streamed"])
+@pytest.mark.parametrize("method", ["gram", "instantiate", "streamed"])
 def test_every_method_gives_the_same(method, family):
     model, batch = adapt(family, **EXPERTS), batches()["padded"]
     coef_S = torch.full((4,), 0.7, dtype=torch.float64)
-    given = {"streamed": {"gram": 4, "sketches": [Sketch(3)]}}
     results = []
     for each in ("auto", method):
         with ScoreTape(model, each) as tape:
-            tape.record(logps(model, *batch), **given.get(each, {}))
-        results.append([tape.norm2()])
-        if method == "streamed":
-            results[-1] += [tape.gram().squeeze(0), tape.sketch(3)]
-        else:
+            tape.record(logps(model, *batch), gram=4, sketches=[Sketch(3)])
+        results.append([tape.norm2(), tape.gram(), tape.sketch(3)])
+        if method != "streamed":
             results[-1] += [tape.accumulate(coef_S, 2), *(p.grad for p in model.parameters() if p.grad is not None)]
         model.zero_grad()
     assert max(relative(a, b) for a, b in zip(*results, strict=True)) <= EXACT

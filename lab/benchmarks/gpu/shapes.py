@@ -13,8 +13,8 @@ from lab.bench.scores import Row, measure
 from lab.bench.workload import SHAPES, Shape, build
 from lab.benchmarks.gpu.page import Page
 
-FIRST = ("exact (auto)", "exact, two_pass")
-THEN = ("exact, instantiate", "calibrated proxy, no norms", "one trajectory per backward", "exact, Gram")
+FIRST = ("exact (auto)", "exact, instantiate")
+THEN = ("calibrated proxy, no norms", "one trajectory per backward", "exact, Gram")
 SMALL = replace(
     SHAPES["short"], sequences=4, tokens=8, group_size=2, hidden=16, intermediate=24, layers=1, heads=2, kv_heads=1,
     head_dim=8, vocabulary=40,

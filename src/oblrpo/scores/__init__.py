@@ -3,24 +3,25 @@
 The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the functions in the order in which they run.
 
 `with tape:`
-  1. recorder. `RecordingTape.__enter__` calls `ForwardRecorder.start`. It lists the modules that own trainable
-     parameters (`trainable_layers.trainable_layers`, by `rules.rule_for`) and hooks each (`ForwardRecorder._hook`).
+  1. recorder. `ScoreTape.__enter__` calls `ForwardRecorder.start`. It lists the modules that own trainable parameters
+     (`trainable_layers.trainable_layers`, by `rules.rule_for`) and hooks each (`ForwardRecorder._hook`).
      In the forward, `_before_forward` hides W and b from autograd (`TrainableLayer.hide_parameters`), so that no
      backward makes their gradients. `_after_forward` shows them again, and notes a call (`tapped_call`) of a
      `ParameterPiece` for each of W and b.
   2. tapped calls. The output y passes through `OutputTap.forward`, an identity that keeps x.
 
 `tape.record(logps_S)`
-     It chooses a store for every piece (`stores.choose_stores`), checks once that rows do not mix
-     (`group_tape.check_rows`), and runs autograd down to the taps (`ForwardRecorder.backward`).
-     `OutputTap.backward` sees the gradient of y, and gives it with x to `ShareCollector.receive`.
+     It checks once that rows do not mix (`rows.check_rows`), and runs autograd down to the taps
+     (`ForwardRecorder.backward`). `OutputTap.backward` sees the gradient of y, and gives it with x to
+     `ShareCollector.receive`.
   3. layout. `ShareCollector.rows` puts both in rows by sequence (`Layout.rows`): (S, T, C) and (S, T, R).
   4. rules. `rules.linear` makes of them the factored gradient of W, `Outer`, and that of b, `Vector` (`contributions`).
-  5. stores. `ShareCollector.deliver` gives a piece's shares, once it has those of all its calls, to the store's `take`.
-     `Factors` keeps them; `PerSequence` multiplies them out, and has the norms at once.
+  5. stores. `ShareCollector.deliver` gives a piece's shares, once it has those of all its calls, to `ScoreTape._take`.
+     It takes the inner products and sketches that `record` was asked for (`gram`), and holds the shares in a store
+     (`stores.held`): `Factors` as they are, `PerSequence` multiplied out. "streamed" takes the norms alone.
 
 `tape.norm2()`
-  6. norms. `stores.norm2_of` adds up all stores' norms; those of `Factors` come by `norms.norm2` and
+  6. norms. `stores.norm2_of` adds up all parameters' norms; those of `Factors` come by `norms.norm2` and
      `norms.gram_norm2`, without the gradients themselves.
 
 `tape.accumulate(coef_S, group_size)`
@@ -28,15 +29,13 @@ The way of one `nn.Linear`, y = x W' + b, through the tape: six hops, and the fu
 
 An embedding or a norm differs in its rule alone. Other ways to the same stores: `head` (log-probabilities without all
 logits), `experts` (batched ones; LoRA on them is in `trainable_layers`), `tapped_operations`, `operations` and
-`functions` (parameters without a rule). `tape.group_sums` sums where a batch was recorded in several forwards.
-`GroupTape` has known coefficients in its backward, and no norm of single sequences. `gram` takes inner products and
-sketches, `proxies` are weights from a forward alone, and `oracle` is loop autograd, which everything is tested against.
+`functions` (parameters without a rule). `proxies` are weights from a forward alone. `oracle` is loop autograd, which
+everything is tested against.
 """
 
 from oblrpo.scores import oracle
 from oblrpo.scores.contributions import Outer, Vector
 from oblrpo.scores.gram import Sketch
-from oblrpo.scores.group_tape import GroupTape
 from oblrpo.scores.head import TokenLogps, chunked_logps, token_logps
 from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
 from oblrpo.scores.rules import LayerCall, UnsupportedModelError, register_rule
@@ -49,7 +48,6 @@ __all__ = [
     "PROXIES",
     "CalibratedProxy",
     "Features",
-    "GroupTape",
     "LayerCall",
     "Outer",
     "ScoreTape",

@@ -8,9 +8,8 @@ cross terms count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -106,58 +105,31 @@ class Vector:
 
     value_SC: Tensor
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences, S."""
-        return len(self.value_SC)
-
 
 Matrix: TypeAlias = Outer | Recomputed
 Contribution: TypeAlias = Matrix | Vector
 
 
-def runs(sizes: Sequence[int]) -> list[tuple[slice, int]]:
-    """The rows of neighbouring groups of one size, with the size; groups of these sizes follow each other in rows."""
-    result, start = [], 0
-    for size, same in groupby(sizes):
-        stop = start + size * len(list(same))
-        result.append((slice(start, stop), size))
-        start = stop
-    return result
-
-
-def group_sums(parts: list[Contribution], coef_S: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def group_sums(parts: list[Matrix], coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """The squared norm of each group's sum_s coef_s G_s, (P,), and the sum over all groups, a tensor of its own.
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
-    batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones.
+    batch, so the group norms cost one pass over what was computed anyway.
     """
-    norms, outers = [], matrices(parts)
+    first, norms = parts[0], []
+    if all(part.is_lookup for part in parts):
+        (part,) = joined(parts)
+        assert isinstance(part, Outer)
+        return lookup_sums(part, coef_S, group_size)
     total: Tensor | None = None
-    for rows, size in runs(sizes):
-        if not outers:
-            value_SC = vector_total(parts)[rows]
-            value_SC = value_SC if coef_S is None else value_SC * coef_S[rows, None]
-            group_PC = value_SC.view(-1, size, value_SC.shape[1]).sum(1)
-            total = added(total, group_PC)
-            norms.append(group_PC.square().sum(-1))
-        elif all(part.is_lookup for part in outers):
-            (part,) = joined([part.of(rows) for part in outers])
-            assert isinstance(part, Outer)
-            total = wide(part.right[:0]).new_zeros(part.rows, part.columns) if total is None else total
-            owner_S = torch.arange(part.sequences, device=total.device) // size
-            coef = None if coef_S is None else coef_S[rows]
-            norms.append(lookup_sums([(part, coef, owner_S)], part.sequences // size, total))
-        else:
-            first = outers[0]
-            room = first.rows * first.columns + size * max(part.room for part in outers)
-            for chunk in chunks((rows.stop - rows.start) // size, room, first.right):
-                some = slice(rows.start + chunk.start * size, rows.start + chunk.stop * size)
-                group_PRC = group_gradients(outers, coef_S, some, size)
-                total = added(total, group_PRC)
-                norms.append(row_norm2(group_PRC))
+    room = first.rows * first.columns + group_size * max(part.room for part in parts)
+    for groups in chunks(first.sequences // group_size, room, first.right):
+        rows = slice(groups.start * group_size, groups.stop * group_size)
+        group_PRC = group_gradients(parts, coef_S, rows, group_size)
+        total = added(total, group_PRC)
+        norms.append(row_norm2(group_PRC))
     assert total is not None
-    return norms[0] if len(norms) == 1 else torch.cat(norms), total
+    return torch.cat(norms), total
 
 
 def added(total: Tensor | None, shares: Tensor) -> Tensor:
@@ -166,7 +138,7 @@ def added(total: Tensor | None, shares: Tensor) -> Tensor:
     return share if total is None else total.add_(share)
 
 
-def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
+def group_gradients(parts: list[Matrix], coef_S: Tensor, rows: slice, group_size: int) -> Tensor:
     """Gradients of whole groups, (groups, R, C), from as few sequences at once as a single group needs."""
     pieces, first = [rows], parts[0]
     if rows.stop - rows.start == group_size:
@@ -174,9 +146,9 @@ def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, gro
         pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in inside]
     total: Tensor | None = None
     for piece in pieces:
-        coef = None if coef_S is None else coef_S[piece]
         for part in sorted(parts, key=lambda part: part.is_lookup):  # these touch few rows of what is there
-            total = multiply_out(part.of(piece), coef, min(group_size, piece.stop - piece.start), total, add=True)
+            groups_of = min(group_size, piece.stop - piece.start)
+            total = multiply_out(part.of(piece), coef_S[piece], groups_of, total, add=True)
     assert total is not None
     return total
 
@@ -343,19 +315,11 @@ def scaled(values: Tensor, factors: Tensor, short: torch.dtype | None) -> Tensor
     return torch.mul(values, factors, out=torch.empty_like(values, dtype=short))
 
 
-def lookup_sums(lookups: Sequence[tuple[Outer, Tensor | None, Tensor]], groups: int, grad: Tensor) -> Tensor:
-    """The same as `group_sums` for embeddings, where only the rows that occur are touched.
-
-    Each part comes with the coefficients of its sequences, and with their groups.
-    """
-    sums = []
-    for part, coef_N, owner_N in lookups:
-        weighted = part if coef_N is None else replace(part, right=wide(part.right) * coef_N[:, None, None])
-        sums.append(sum_equal_rows(weighted, owner_N[:, None]))
-    key_N, rows_NC = sums[0]
-    if len(sums) > 1:
-        key_N, slot_N = equal(torch.cat([key_N for key_N, _ in sums]))
-        all_rows = torch.cat([rows_NC for _, rows_NC in sums])
-        rows_NC = all_rows.new_zeros(len(key_N), grad.shape[-1]).index_add(0, slot_N, all_rows)
-    grad.index_add_(0, key_N % len(grad), rows_NC)
-    return rows_NC.new_zeros(groups).index_add(0, key_N // len(grad), rows_NC.square().sum(-1))
+def lookup_sums(part: Outer, coef_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """The same as `group_sums` for an embedding, where only the rows that occur are touched."""
+    weighted = replace(part, right=wide(part.right) * coef_S[:, None, None])
+    owner_S1 = torch.arange(part.sequences, device=coef_S.device)[:, None] // group_size
+    key_N, rows_NC = sum_equal_rows(weighted, owner_S1)
+    norm2_P = rows_NC.new_zeros(part.sequences // group_size)
+    norm2_P.index_add_(0, key_N // part.rows, rows_NC.square().sum(-1))
+    return norm2_P, rows_NC.new_zeros(part.rows, part.columns).index_add_(0, key_N % part.rows, rows_NC)

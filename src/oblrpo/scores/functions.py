@@ -1,4 +1,4 @@
-"""What torch functions do, by their names: write in place, pick rows, and keep the rows of a batch apart.
+"""What torch functions do, by their names: write in place, and keep the rows of a batch apart.
 
 `keeps_rows` looks at one call. Its activations and its result must lead with the batch's rows, or with blocks of them
 (rows and their tokens, rows and heads). The function must be on one of the lists here, and be used along another axis
@@ -14,34 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-
-def _some_rows(args: Any, kwargs: Any) -> bool:
-    """Whether an index picks along the leading axis."""
-    first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-    return isinstance(first, Tensor) or not (first is None or first is Ellipsis or first == slice(None))
-
-
-def _along_rows(args: Any, kwargs: Any) -> bool:
-    """Whether `split(x, sizes, dim=0)` and the like go along the leading axis."""
-    return (kwargs.get("dim", args[2] if len(args) > 2 else 0)) in {0, -args[0].ndim}
-
-
-def _entries_along_rows(args: Any, kwargs: Any) -> bool:
-    """Whether `gather(x, dim=0, index)` or `take_along_dim(x, index, dim=0)` goes along the leading axis."""
-    dims = [dim for dim in (*args[1:], kwargs.get("dim")) if isinstance(dim, int)]
-    return not dims or dims[0] in {0, -args[0].ndim}
-
-
-PICKING: dict[Any, Callable[[Any, Any], bool]] = {
-    Tensor.__getitem__: _some_rows,
-    **dict.fromkeys((torch.masked_select, Tensor.masked_select), lambda args, kwargs: True),
-    **dict.fromkeys((torch.index_select, Tensor.index_select), lambda args, kwargs: True),
-    **dict.fromkeys((torch.gather, Tensor.gather), _entries_along_rows),
-    **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _entries_along_rows),
-    **dict.fromkeys((torch.split, Tensor.split, torch.chunk, Tensor.chunk), _along_rows),
-}
-"""Functions that may take some rows, or tokens of some, and when they do."""
 
 
 def out_of_place(func: Any) -> Callable[..., Any] | None:
@@ -236,7 +208,7 @@ def _written(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> boo
 
 _ENTRIES = """
     add sub mul div truediv true_divide multiply divide subtract neg negative pos pow float_power square sqrt rsqrt exp
-    exp2 expm1 log log1p log2 log10 sigmoid tanh relu relu6 gelu silu mish softplus logsigmoid softsign hardtanh
+    exp2 expm1 log log1p log2 log10 sigmoid tanh relu relu6 gelu silu mish softplus log_sigmoid softsign hardtanh
     hardswish hardsigmoid leaky_relu elu selu celu threshold prelu sin cos tan sinh cosh asin acos atan atan2 erf erfc
     erfinv reciprocal abs absolute clamp clip clamp_min clamp_max maximum minimum fmax fmin where masked_fill lerp
     addcmul addcdiv nan_to_num logaddexp xlogy copysign sign round floor ceil trunc fmod remainder sinc square

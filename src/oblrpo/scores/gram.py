@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -170,10 +169,15 @@ class Sketcher:
         self._spec = spec
         self.sketch_SL = torch.zeros(sequences, spec.dimensions, device=device)
 
-    def add(self, place: int, index: int | None, sketch: Callable[[int, torch.Generator], Tensor]) -> None:
-        """Add a parameter, or one slice of it, by its place in the model; its store's `sketch` gives rows, (S, N)."""
-        generator = generator_for(self._spec.seed, place, -1 if index is None else index)
-        rows_SN = sketch(self._spec.directions, generator)
+    def add(self, place: int, index: int | None, parts: list[Contribution]) -> None:
+        """Add random combinations of the rows of a parameter's gradients, by its place in the model and its slice."""
+        generator, K = generator_for(self._spec.seed, place, -1 if index is None else index), self._spec.directions
+        outers = matrices(parts)
+        if outers:
+            signs_RK = random_signs((outers[0].rows, K), generator).to(contributions.wide(outers[0].right[:0]))
+            rows_SN = contributions.sketch(parts, signs_RK / K**0.5).flatten(1)
+        else:
+            rows_SN = contributions.vector_total(parts)
         N, device = rows_SN.shape[1], rows_SN.device
         bucket_N = torch.randint(self._spec.dimensions, (N,), generator=generator, device="cpu").to(device)
         sign_N = random_signs((N,), generator).to(rows_SN)
@@ -187,12 +191,6 @@ def generator_for(seed: int, *key: int) -> torch.Generator:
     for part in key:
         mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
     return torch.Generator("cpu").manual_seed(mixed)
-
-
-def directions(rows: int, count: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """Random directions in the space of a matrix' rows, (R, K), by which combinations of its rows are taken."""
-    directions_RK: Tensor = random_signs((rows, count), generator).to(like) / count**0.5
-    return directions_RK
 
 
 def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -72,9 +72,7 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
     for recorder in reversed(ACTIVE):
         layer = recorder.layers.get(head)
         if layer is not None and torch.is_grad_enabled():
-            call = recorder.tapped_call(
-                layer, linear, dict(layer.parameters), hidden_STC, (*target_ST.shape, head.out_features)
-            )
+            call = recorder.tapped_call(layer, linear, dict(layer.parameters), (*target_ST.shape, head.out_features))
             root = recorder.root
             weight, bias = weight.detach(), None if bias is None else bias.detach()
             break

@@ -18,9 +18,9 @@ from torch.func import vjp, vmap
 from torch.nn.functional import embedding, linear
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from oblrpo.scores.contributions import CHUNK_ELEMENTS, Contribution, Outer, Vector, wide
+from oblrpo.scores.contributions import CHUNK_ELEMENTS, Contribution, Vector, wide
 from oblrpo.scores.functions import name_of
-from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError, product
+from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError, lookup, product
 from oblrpo.scores.trainable_layers import TrainableLayer
 
 _PRODUCTS = {linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
@@ -220,12 +220,8 @@ def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
     source, padding = weight.sources[0], given.get("padding_idx")
     if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
         raise UnsupportedModelError(f"{source.path}: no per-sequence gradient with max_norm or scale_grad_by_freq.")
-    vocabulary = len(source.in_place)
 
     def rule(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
-        index_ST, right = call.input.reshape(len(call.input), -1), grad.reshape(grad.shape[0], -1, grad.shape[-1])
-        if padding is not None:
-            right = right.masked_fill((index_ST == padding % vocabulary)[..., None], 0)
-        return {"weight": Outer(index_ST, right, vocabulary)}
+        return {"weight": lookup(call.input, grad, len(source.in_place), padding)}
 
     return rule, {"weight": source}, given["input"]

@@ -8,10 +8,9 @@ place are noticed.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -25,12 +24,11 @@ from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.operations import Operation, ParameterInPlace
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
-from oblrpo.scores.stores import Sink
-from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
+from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, Take, TappedCall
 from oblrpo.scores.tapped_operations import OperationTapper
 from oblrpo.scores.trainable_layers import (
-    ExpertPart,
     ParameterPiece,
+    Place,
     TrainableLayer,
     look_up_per_row,
     replace_forward,
@@ -105,32 +103,21 @@ class ForwardRecorder:
         self.root = torch.zeros((), requires_grad=True, device="cpu")
         self.collector = ShareCollector()
         self._undo = ExitStack()
-        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         numbers = sum(p.numel() for p in model.parameters())
         self.operations = OperationTapper(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation, numbers)
         self._begin()
 
     def _begin(self) -> None:
         self.layers = trainable_layers(self.model)
+        self.pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         ruled = [(layer.module, rule_for(layer.module)) for layer in self.layers.values() if not layer.by_operations]
         self._divisible = rules.divisible(norm for norm, rule in ruled if rule and rule.gradients is rules.rms_norm)
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.ran_without_gradients = self.foreign_hooks = False
-        self.next_forward()
-
-    def next_forward(self) -> None:
-        """Forget what the last forward has shown, because another begins."""
         self.batch_rows: int | None = None
         self.tokens: int | None = None
         self.given: tuple[str, ...] = ()  # names of the arguments of the model's call
         self.operations.forget()
-        for piece in self._pieces.values():
-            piece.forget()
-
-    @property
-    def pieces(self) -> list[ParameterPiece]:
-        """The pieces that the present forward used."""
-        return [piece for piece in self._pieces.values() if piece.calls]
 
     @property
     def active(self) -> bool:
@@ -151,18 +138,6 @@ class ForwardRecorder:
     def stop(self) -> None:
         """Take the hooks away."""
         self._undo.close()
-
-    @contextmanager
-    def resumed(self) -> Iterator[None]:
-        """Put the hooks in place once more, for a backward that may recompute parts of the forward."""
-        if self.active:
-            yield
-            return
-        try:
-            self._hook()
-            yield
-        finally:
-            self.stop()
 
     def _hook(self) -> None:
         undo = self._undo.callback
@@ -239,7 +214,7 @@ class ForwardRecorder:
             raise UnsupportedModelError(f"{layer.name}: its rule needs one tensor in and one tensor out.")
         rule = rule_for(module)
         assert rule is not None
-        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), first, output.shape)
+        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), output.shape)
         keeps_output = rule.needs_output and (self._divisible or rule.gradients is not rules.rms_norm)
         return OutputTap.apply(output, self.root, call, first, *([output] if keeps_output else []))
 
@@ -259,7 +234,7 @@ class ForwardRecorder:
     ) -> Tensor:
         layer = next(iter(sources.values())).layer
         names = {key: source.layer.parameters[source.name] for key, source in sources.items()}
-        call = self.tapped_call(layer, gradients, names, saved[0], output.shape, operation=operation)
+        call = self.tapped_call(layer, gradients, names, output.shape, operation=operation)
         tapped: Tensor = OutputTap.apply(output, self.root, call, *saved)
         return tapped
 
@@ -272,12 +247,12 @@ class ForwardRecorder:
         calls, shape = [], output.shape
         names = {role: layer.parameters[name] for role, name in roles.items() if name in layer.parameters}
         if names:
-            calls.append(self.tapped_call(layer, product, names, input, shape, dispatch))
+            calls.append(self.tapped_call(layer, product, names, shape, dispatch))
         for role, name in roles.items():
             for adapter in layer.adapters.get(name, ()):
                 if adapter.active():
-                    rule, parts = adapter.rule(dispatch.index, role), adapter.parts(dispatch.index)
-                    calls.append(self.tapped_call(layer, rule, adapter.trainable, input, shape, dispatch, parts=parts))
+                    rule, places = adapter.rule(dispatch.index, role), adapter.places(dispatch.index)
+                    calls.append(self.tapped_call(layer, rule, adapter.trainable, shape, dispatch, places=places))
         for call in calls:
             output = OutputTap.apply(output, self.root, call, input)
         return output
@@ -287,11 +262,10 @@ class ForwardRecorder:
         layer: TrainableLayer,
         gradients: Gradients,
         names: dict[str, nn.Parameter],
-        input: Tensor,
         output_shape: tuple[int, ...],
         dispatch: Dispatch | None = None,
         operation: Operation | None = None,
-        parts: Mapping[str, ExpertPart] = MappingProxyType({}),
+        places: Mapping[str, Place] = MappingProxyType({}),
     ) -> TappedCall:
         """Note a call of a layer, for its tap."""
         pieces, index = {}, None if dispatch is None else dispatch.index
@@ -300,26 +274,14 @@ class ForwardRecorder:
         if counting and len(output_shape) >= 3 and self.tokens is None:
             self.batch_rows, self.tokens = output_shape[:2]
         for name, parameter in names.items():
-            piece = self._pieces.setdefault((id(parameter), index), ParameterPiece(parameter, index, parts.get(name)))
-            pieces[name] = piece
-            if counting:
-                piece.calls += 1
-                piece.tokens += math.prod(output_shape[:-1])
-                piece.only_lookups &= not input.is_floating_point()
+            piece = ParameterPiece(parameter, index, places.get(name, index))
+            pieces[name] = self.pieces.setdefault((id(parameter), index), piece)
+            pieces[name].calls += counting
         self.foreign_hooks |= foreign_hooks()
         return TappedCall(self.collector, layer, gradients, pieces, dispatch, operation, recomputed=not counting)
 
-    def backward(
-        self,
-        logps_S: Tensor,
-        coef_S: Tensor | None,
-        layout: Layout,
-        stores: Mapping[ParameterPiece, Sink],
-        keep_graph: bool,
-    ) -> list[ParameterPiece]:
-        """Run the backward of sum_s coef_s logps_s for activations; return the pieces whose output matters to logps_S.
-
-        Every piece's shares go to its store when they are complete.
+    def backward(self, logps_S: Tensor, layout: Layout, take: Take) -> None:
+        """Run the backward of sum_s logps_s for activations, and give every piece's shares on when they are complete.
 
         Raises:
             UnsupportedModelError: a parameter was used elsewhere, or a part of the model is hidden from the tape.
@@ -330,11 +292,10 @@ class ForwardRecorder:
         # were used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
         named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
         inputs = [self.root, *(parameter for _, parameter in named.values())]
-        coef_S = torch.ones_like(logps_S) if coef_S is None else coef_S
         autocast = torch.autocast(logps_S.device.type, enabled=False)  # ours are products of the types they are given
-        with self.collector.collecting(layout, stores), autocast:
+        with self.collector.collecting(layout, take), autocast:
             try:
-                _, *grads = torch.autograd.grad(logps_S, inputs, coef_S, allow_unused=True, retain_graph=keep_graph)
+                _, *grads = torch.autograd.grad(logps_S, inputs, torch.ones_like(logps_S), allow_unused=True)
             except RuntimeError as error:
                 if "use_reentrant" in str(error):
                     raise UnsupportedModelError(REENTRANT) from None
@@ -346,4 +307,4 @@ class ForwardRecorder:
                         "norms would miss that use. Use the module's own forward, or scores.chunked_logps for a large "
                         "head."
                     )
-            return self.collector.complete()
+            self.collector.complete()

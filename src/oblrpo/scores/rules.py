@@ -99,8 +99,8 @@ def product(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
 @register_rule("Conv1D")
 def conv1d(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradients of GPT-2's y = x W + b, W (in, out): G_W = sum_t x_t grad_t', G_b = sum_t grad_t."""
-    left, right = _tokens(call.input), _tokens(grad)
-    return {"weight": Outer(left, right, rows=left.shape[-1]), "bias": Vector(_sum(right))}
+    parts = product(call, grad)
+    return {"weight": parts["transposed"], "bias": parts["bias"]}
 
 
 @register_rule(nn.Embedding)
@@ -110,11 +110,15 @@ def embedding(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     assert isinstance(module, nn.Embedding)
     if module.scale_grad_by_freq or module.max_norm is not None:
         raise UnsupportedModelError("Embedding with scale_grad_by_freq or max_norm has no per-sequence gradient.")
-    index = call.input.reshape(call.input.shape[0], -1)
-    right = _tokens(grad)
-    if module.padding_idx is not None:
-        right = right.masked_fill((index == module.padding_idx)[..., None], 0)
-    return {"weight": Outer(index, right, rows=module.num_embeddings)}
+    return {"weight": lookup(call.input, grad, module.num_embeddings, module.padding_idx)}
+
+
+def lookup(ids: Tensor, grad: Tensor, rows: int, padding_idx: int | None) -> Outer:
+    """The gradient of a table of so many rows, of which these were looked up."""
+    index_ST, right = ids.reshape(len(ids), -1), _tokens(grad)
+    if padding_idx is not None:
+        right = right.masked_fill((index_ST == padding_idx % rows)[..., None], 0)
+    return Outer(index_ST, right, rows)
 
 
 @register_rule("Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,12 +15,18 @@ from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout, take
 from oblrpo.scores.operations import Operation
 from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError
-from oblrpo.scores.stores import Sink
 from oblrpo.scores.trainable_layers import ParameterPiece, TrainableLayer
+
+Take: TypeAlias = Callable[[ParameterPiece, list[Contribution]], None]
+"""Takes in all shares of one parameter, once they have arrived in the backward."""
+
+
+def take_nothing(piece: ParameterPiece, parts: list[Contribution]) -> None:
+    """Take in nothing: of a backward that only checks, and where none is running."""
 
 
 class ShareCollector:
-    """Turns what the taps of one backward see into shares of the score, and hands every parameter's to its store."""
+    """Turns what the taps of one backward see into shares of the score, and hands on every parameter's."""
 
     def __init__(self) -> None:
         self._end()
@@ -28,22 +34,21 @@ class ShareCollector:
     def _end(self) -> None:
         # What a backward left would live on through the next micro-batch.
         self._layout: Layout | None = None  # None: no backward of ours is running
-        self._stores: Mapping[ParameterPiece, Sink] = {}
+        self._take: Take = take_nothing
         self._pending: dict[ParameterPiece, list[Contribution]] = {}
-        self._delivered: list[ParameterPiece] = []
         self._chosen_S: Tensor | None = None  # rows of a backward that only checks that rows do not mix
         self._mixing: list[tuple[str, Tensor]] = []
 
     @contextmanager
     def collecting(
-        self, layout: Layout, stores: Mapping[ParameterPiece, Sink], chosen_S: Tensor | None = None
+        self, layout: Layout, take: Take = take_nothing, chosen_S: Tensor | None = None
     ) -> Iterator[list[tuple[str, Tensor]]]:
-        """Run a backward inside, whose shares go to these stores.
+        """Run a backward inside, whose shares are taken in.
 
         With chosen rows it only checks: the list that is given gets, by layer, whether any other row mattered.
         """
         self._end()
-        self._layout, self._stores, self._chosen_S = layout, stores, chosen_S
+        self._layout, self._take, self._chosen_S = layout, take, chosen_S
         try:
             yield self._mixing
         finally:
@@ -97,7 +102,7 @@ class ShareCollector:
             ) from None
 
     def deliver(self, call: TappedCall, parts: Mapping[str, Contribution]) -> None:
-        """Give shares to their pieces, and complete pieces to their stores."""
+        """Give shares to their pieces, and hand on complete pieces."""
         for name, piece in call.pieces.items():
             if name not in parts:
                 raise UnsupportedModelError(
@@ -106,18 +111,16 @@ class ShareCollector:
             pending = self._pending.setdefault(piece, [])
             pending.append(parts[name])
             if len(pending) == piece.calls:
-                self._stores[piece].take(self._pending.pop(piece))
-                self._delivered.append(piece)
+                self._take(piece, self._pending.pop(piece))
 
-    def complete(self) -> list[ParameterPiece]:
-        """Complete the pieces with calls whose output did not matter; return all that got shares."""
+    def complete(self) -> None:
+        """Complete the pieces with calls whose output did not matter."""
         if self._layout is not None and self._layout.strays():
             raise UnsupportedModelError(
                 "tokens that sequence_ids gives to no sequence change logps_S: through attention, or an entry of it."
             )
         for piece, parts in self._pending.items():
-            self._stores[piece].take(parts)
-        return self._delivered + list(self._pending)
+            self._take(piece, parts)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ finds it and refuses.
 
 The leading axis of an activation shows which rows of the batch it holds: the rows themselves, or with their tokens
 flattened. Every operation is computed once more for the last row alone, which must give what it gives in the batch.
-Tokens that were picked from several rows (by an expert) are refused, as any number of them might look like rows. In the
-whole forward around these modules, the first function that is not known to keep rows apart (`functions`) is noted:
-rows are then checked in this record, too, however often they were.
+In the whole forward around these modules, the first function that is not known to keep rows apart (`functions`) is
+noted: it picks tokens from several rows, say, of which any number might look like rows. Rows are then checked in this
+record, too, however often they were.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.hooks import RemovableHandle
 
-from oblrpo.scores.experts import keeps_tokens_apart
-from oblrpo.scores.functions import PICKING, autocast, flat, is_pure, keeps_rows, name_of, out_of_place, random_state
+from oblrpo.scores.experts import is_experts, keeps_tokens_apart
+from oblrpo.scores.functions import autocast, flat, is_pure, keeps_rows, name_of, out_of_place, random_state
 from oblrpo.scores.operations import DerivedTensor, Operation, ParameterInPlace, alias, factors_of
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product
 from oblrpo.scores.trainable_layers import TrainableLayer, around, while_running
@@ -63,7 +63,6 @@ class OperationTapper(TorchFunctionMode):
     def forget(self) -> None:
         """Forget the last forward."""
         self._derived: dict[int, DerivedTensor] = {}
-        self._picked: dict[int, Tensor] = {}
         self._doubts: list[tuple[str, Tensor]] = []
         self._refused: UnsupportedModelError | None = None
         self._depth = self._trusted = 0
@@ -71,11 +70,12 @@ class OperationTapper(TorchFunctionMode):
         """The first function that may bring rows together, and where, or None."""
 
     def hooks(self, model: nn.Module, layers: list[TrainableLayer]) -> Iterator[RemovableHandle]:
-        """Watch every module around these layers, and trust experts inside."""
-        for path, module in around(model, layers).items():
+        """Watch every module around these layers, and trust experts that hold none of them."""
+        modules = around(model, layers)
+        for path, module in modules.items():
             yield from while_running(module, partial(self._enter, path), self._leave)
         for module in model.modules() if layers else ():
-            if keeps_tokens_apart(module):
+            if keeps_tokens_apart(module) and not (is_experts(module) and module in modules.values()):
                 yield from while_running(module, partial(self._trust, 1), partial(self._trust, -1))
 
     def _enter(self, path: str) -> None:
@@ -109,11 +109,7 @@ class OperationTapper(TorchFunctionMode):
                 self._derived[id(in_place)] = DerivedTensor(in_place, (source,), False, in_place._version)
         self._depth += 1
         try:
-            if self._depth == 1 and not self._around:
-                with self:
-                    yield
-            else:
-                yield
+            yield
         except RuntimeError:
             if self._refused is not None:
                 raise self._refused from None
@@ -121,7 +117,7 @@ class OperationTapper(TorchFunctionMode):
         finally:
             self._depth -= 1
             if not self._depth:
-                self._derived, self._picked = {}, {}
+                self._derived = {}
 
     def refuse_doubtful(self) -> None:
         """Refuse the model if an operation did not give for one row alone what it gave for it in the batch."""
@@ -142,8 +138,6 @@ class OperationTapper(TorchFunctionMode):
         activations = [value for value in given if isinstance(value, Tensor) and value.requires_grad]
         if not any(id(value) in derived for value in given):
             result = func(*args, **kwargs)
-            if self._depth and (self._picked or func in PICKING):
-                self._note_picked(func, args, kwargs, given, result)
             self._note_mixing(func, args, kwargs, activations, result)
             return result
         activations = [activation for activation in activations if id(activation) not in derived]
@@ -174,15 +168,6 @@ class OperationTapper(TorchFunctionMode):
             return self._meet(operation, output, alone, args, kwargs)
         finally:
             operation.let_go()
-
-    def _note_picked(self, func: Any, args: Any, kwargs: Any, given: list[Any], result: Any) -> None:
-        """Note tensors whose leading axis is some rows, or tokens of several rows, and what is computed from them."""
-        lengths = {value.shape[0] for value in given if id(value) in self._picked and value.ndim}
-        followed = func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad
-        picks = followed and PICKING[func](args, kwargs)
-        for value in flat([result]):
-            if isinstance(value, Tensor) and value.ndim and (picks or value.shape[0] in lengths):
-                self._picked[id(value)] = value
 
     def _note_mixing(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
         """Note the first function that may bring rows together."""
@@ -215,7 +200,7 @@ class OperationTapper(TorchFunctionMode):
         followed = [p for p in others if leaves[p].requires_grad]
         # The ids or angles of all rows, (T,), may be as many as rows.
         in_rows = [p for p in others if self._leads(leaves[p], rows) and (p in followed or leaves[p].ndim > 1)]
-        odd = [p for p in followed if p not in in_rows or (rows > 1 and id(leaves[p]) in self._picked)]
+        odd = [p for p in followed if p not in in_rows]
         if odd:
             raise UnsupportedModelError(
                 f"{weight.path}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "

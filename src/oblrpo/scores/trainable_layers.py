@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,8 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Of weights to which PEFT adds the product as it is."""
 
 
-class ExpertPart(NamedTuple):
-    """An expert's part of a matrix that holds those of all experts."""
-
-    place: tuple[slice, slice]
-    shape: torch.Size
+Place: TypeAlias = int | tuple[slice, slice]
+"""Where an expert's matrix is in a parameter that holds those of all experts."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +86,16 @@ class Adapter:
             )
         return True
 
-    def parts(self, expert: int) -> dict[str, ExpertPart]:
-        """The expert's parts of A and B."""
+    def places(self, expert: int) -> dict[str, Place]:
+        """Where the expert's parts of A and B are."""
         count = self.wrapper.num_experts
-        (rows, inputs), outputs = self.A.weight.shape, self.B.weight.shape[0]
-        r = rows // count
-        return {
-            "A": ExpertPart((slice(expert * r, (expert + 1) * r), slice(None)), torch.Size((r, inputs))),
-            "B": ExpertPart((slice(None), slice(expert, None, count)), torch.Size((outputs, r))),
-        }
+        r = self.A.weight.shape[0] // count
+        return {"A": (slice(expert * r, (expert + 1) * r), slice(None)), "B": (slice(None), slice(expert, None, count))}
 
     def rule(self, expert: int, role: str) -> Gradients:
         """The gradients of the expert's parts from a product with its weight, or ("transposed") with its transpose."""
-        parts, scale = self.parts(expert), float(self.wrapper.scaling[self.name])
-        A, B = self.A.weight.detach()[parts["A"].place], self.B.weight.detach()[parts["B"].place]
+        places, scale = self.places(expert), float(self.wrapper.scaling[self.name])
+        A, B = self.A.weight.detach()[places["A"]], self.B.weight.detach()[places["B"]]
         weights_are_rows = self.wrapper._did_swap_in_out_features  # (experts, out, in)
 
         def gradients(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
@@ -136,34 +129,20 @@ def adapters(model: nn.Module) -> Iterator[Adapter]:
 class ParameterPiece:
     """A trainable parameter, or one expert's slice of it, and what the forward has shown of its use."""
 
-    def __init__(self, parameter: nn.Parameter, index: int | None, part: ExpertPart | None = None) -> None:
-        self.parameter, self.index = parameter, index
-        self._part = part
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the last forward, because a new one begins."""
+    def __init__(self, parameter: nn.Parameter, index: int | None, place: Place | None) -> None:
+        self.parameter, self.index, self._place = parameter, index, place
         self.calls = 0
-        self.tokens = 0
-        self.only_lookups = True
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the parameter's gradient, or of its slice."""
-        if self._part is not None:
-            return self._part.shape
-        return self.parameter.shape if self.index is None else self.parameter.shape[1:]
 
     def add(self, total: Tensor) -> None:
         """Add a sum in float32 or wider to the `.grad`, which is rounded once; where there is none, it becomes it."""
-        parameter, total = self.parameter, total.view(self.shape)
+        parameter = self.parameter
         if parameter.grad is None:
-            if self._part is None and self.index is None:
-                parameter.grad = total.to(parameter.dtype)
+            if self._place is None:
+                parameter.grad = total.view(parameter.shape).to(parameter.dtype)
                 return
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        place: Any = self._part.place if self._part is not None else ... if self.index is None else self.index
-        parameter.grad[place].add_(total)
+        part = parameter.grad if self._place is None else parameter.grad[self._place]
+        part += total.view(part.shape)
 
 
 class TrainableLayer:

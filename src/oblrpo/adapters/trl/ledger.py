@@ -21,7 +21,7 @@ from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.policy.rehearsal import noise
 from oblrpo.scores import ScoreTape, UnsupportedModelError
-from oblrpo.step.look import gram_of, ledger_metrics, ledger_of, two_sketches
+from oblrpo.step.look import gram_of, ledger_metrics, ledger_of, sketches_of, two_sketches
 
 LOGGER = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         self.every, self.baseline, self._trainer = every, baseline, trainer
         self._policy = policy_of(trainer)
         try:
-            self._tape = ScoreTape(trainer.model)
+            self._tape = ScoreTape(trainer.model, "streamed")
         except UnsupportedModelError as error:
             raise InputError(f"the ledger cannot look at this model: {error}") from None
         others = not_the_policy_s(trainer)
@@ -189,7 +189,8 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         for start in range(0, len(batch["prompt_ids"]), size):
             part = {key: batch[key][start : start + size] for key in tensors if key in batch}
             with in_eval_mode(self._policy.model), torch.enable_grad(), self._tape as tape:
-                tape.record(self._policy.logps(sequences_of(part), self._trainer.temperature).logps_S)
+                logps = self._policy.logps(sequences_of(part), self._trainer.temperature)
+                tape.record(logps.logps_S, sketches=sketches_of(step))
             parts.append([tape.norm2()[:, None].double(), own_SC(part), *two_sketches(tape, step)])
         self._tape.forget()
         return tuple(map(torch.cat, zip(*parts, strict=True)))
