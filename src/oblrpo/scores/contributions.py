@@ -287,7 +287,7 @@ def equal(keys_N: Tensor) -> tuple[Tensor, Tensor]:
 def multiply_out(
     part: Outer, coef_S: Tensor | None, group_size: int, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """Group gradients sum_{s in group} coef_s G_s, (groups, R, C): written or added to `out`, if there is one."""
+    """Group gradients sum_{s in group} coef_s G_s, (groups, R, C), written or added to `out` if there is one."""
     left, right = part.left, part.right
     groups = part.sequences // group_size
     if coef_S is not None:
