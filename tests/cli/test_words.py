@@ -61,8 +61,7 @@ def test_every_setting_is_in_the_help_of_its_command(oblrpo):
     for line in (
         "usage: oblrpo diagnose RUN|LOG [--setting VALUE ...]",
         "  --[no-]look  ",
-        "  --checkpoints INT",
-        "[1]",
+        "  --prompts INT",
     ):
         assert line in out
     out = " ".join(oblrpo("train", "--help-all")[1].split())

@@ -66,6 +66,9 @@ class LooksAt:
             return None
         return self.looks.at(batch, torch.tensor(self.prompts))
 
+    def of_rows(self, *found):
+        return self.looks.of_rows(*found)
+
     def metrics(self, *_):
         return {}
 
