@@ -1,6 +1,7 @@
 """Refusals, checkpoints, learning, logs, and the ledger on TRL's own trainers."""
 
 import json
+import logging
 import math
 import runpy
 from argparse import Namespace
@@ -50,12 +51,15 @@ def test_what_would_change_the_gradient_is_refused_by_name(tmp_path, key):
 def test_all_that_is_refused_is_said_at_once(tmp_path):
     """With the cure of each, and those of parameters that depend on each other."""
     wrong = {"scale_rewards": "batch", "temperature": 0.0, "per_device_train_batch_size": 2, "steps_per_generation": 6}
+    wrong["schedule"] = "auto"
     with pytest.raises(InputError) as raised:
         OBLRPOConfig(**settings(tmp_path, **wrong))
     first, *rest = str(raised.value).split("\n- ")
     assert first == "OBLRPOTrainer does not work with 3 settings:"
     assert [line.split("=")[0] for line in rest[:2]] == ["scale_rewards", "temperature"]
-    assert rest[2].startswith("updates of fewer than two prompts (2 x 2 completions per process, 4 per prompt)")
+    assert rest[2].startswith(
+        "schedule='auto' and updates of fewer than two prompts (2 x 2 completions per process, 4 per prompt)"
+    )
     assert all("; set " in line for line in rest)
 
 
@@ -71,9 +75,9 @@ def test_a_head_in_float32_on_a_model_in_bfloat16(tmp_path):
     ("given", "message"),
     [
         ({"scale_rewards": True}, "scale_rewards='group'"),
-        ({"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}, "two prompts"),
+        ({"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4, "schedule": "auto"}, "two prompts"),
         (
-            {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
+            {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16, "schedule": "auto"},
             "per_device_train_batch_size=8 and gradient_accumulation_steps=2, which is the same update",
         ),
         ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "reentrant"),
@@ -90,8 +94,11 @@ def test_what_cannot_work_is_refused_before_the_first_step(tmp_path, given, mess
     "given",
     [{"per_device_train_batch_size": 4}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}],
 )
-def test_one_prompt_an_update_will_do_without_a_signal(tmp_path, given):
-    trainer = ours(tmp_path, schedule="off", **{"gradient_accumulation_steps": 1} | given)
+def test_one_prompt_an_update_will_do_without_a_signal(tmp_path, caplog, given):
+    """With nothing set the rate stays the user's then, and a warning says what would let it be measured."""
+    with caplog.at_level(logging.WARNING, "oblrpo"):
+        trainer = ours(tmp_path, **{"gradient_accumulation_steps": 1} | given)
+    assert "stays yours (schedule='off'): updates of fewer than two prompts" in caplog.text
     trainer.train()
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert [log["learning_rate"] for log in logs] == [1e-3] * 2

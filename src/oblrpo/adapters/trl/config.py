@@ -21,6 +21,8 @@ from oblrpo.step.baseline import SCORE_NORMS
 from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.tables.baselines import UNBIASED
 
+LOGGER = logging.getLogger(__name__)
+
 check_version("trl", trl.__version__, (1, 16), (1, 17))  # `OBLRPOTrainer` overrides what is inside it
 
 RULES = (
@@ -95,31 +97,36 @@ def _refused_together(args: Any) -> Iterator[str]:
             "reentrant gradient checkpointing, which hides its layers from the score; set "
             "gradient_checkpointing_kwargs={'use_reentrant': False}."
         )
-    size, G = args.per_device_train_batch_size, args.num_generations
-    parts, steps = args.steps_per_generation, args.gradient_accumulation_steps
+    size, G, parts = args.per_device_train_batch_size, args.num_generations, args.steps_per_generation
     if size * parts % G:
         yield (
             f"per_device_train_batch_size={size}, steps_per_generation={parts} and num_generations={G}: the "
             f"{size * parts} completions that a process generates together must be whole prompts of {G}; make "
             f"per_device_train_batch_size or steps_per_generation a multiple of {G}."
         )
-        return
-    if args.schedule not in SCHEDULES or not SCHEDULES[args.schedule].needs_signal or first_half(steps, size, G):
-        return
+    elif args.schedule in SCHEDULES and SCHEDULES[args.schedule].needs_signal and (why := without_halves(args)):
+        yield f"schedule={args.schedule!r} and {why}, or schedule='off'."
+
+
+def without_halves(args: Any) -> str:
+    """Why signal and noise of an update cannot be told apart, and what to set; empty where they can."""
+    size, G, steps = args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps
+    if first_half(steps, size, G):
+        return ""
     if size * steps * args.world_size < 2 * G:
-        yield (
-            f"updates of fewer than two prompts ({size} x {steps} completions per process, {G} per prompt), because "
-            "one prompt's gradient has no measurable noise; set gradient_accumulation_steps to "
-            f"{-(-2 * G // (size * args.world_size))} or more, or schedule='off'."
+        return (
+            f"updates of fewer than two prompts ({size} x {steps} completions per process, {G} per prompt): one "
+            "prompt's gradient has no measurable noise; set gradient_accumulation_steps to "
+            f"{-(-2 * G // (size * args.world_size))} or more"
         )
-    elif not (args.look_steps == 1 and steps == parts and size * steps >= 2 * G):
-        whole = size * steps % (2 * G) == 0
-        cure = f"per_device_train_batch_size={size * steps // 2} and gradient_accumulation_steps=2, which is the same "
-        yield (
-            f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps} with {G} completions per "
-            "prompt: signal and noise are told apart by two halves of an update, each some of its micro-batches and "
-            f"whole prompts; set {cure if whole else 'gradient_accumulation_steps to an even number for an '}update."
-        )
+    if args.look_steps == 1 and steps == args.steps_per_generation and size * steps >= 2 * G:
+        return ""  # all prompts' own norms are known
+    cure = f"per_device_train_batch_size={size * steps // 2} and gradient_accumulation_steps=2, which is the same "
+    return (
+        f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps} with {G} completions per prompt: "
+        "signal and noise are told apart by two halves of an update, each some of its micro-batches and whole prompts; "
+        f"set {cure if size * steps % (2 * G) == 0 else 'gradient_accumulation_steps to an even number for an '}update"
+    )
 
 
 def check_trainer(trainer: Any) -> None:
@@ -226,11 +233,12 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
             "at, else a regression on those of earlier looks), or always a proxy: `length`, `logit`."
         },
     )
-    schedule: str = field(
-        default="auto",
+    schedule: str | None = field(
+        default=None,
         metadata={
             "help": "Factor on the learning rate: "
             + "; ".join(f"`{name}`, {row.meaning}" for name, row in SCHEDULES.items())
+            + ". None: `auto`, or `off` with a warning where an update has no two halves of whole prompts."
         },
     )
     schedule_kl: float | None = field(
@@ -243,4 +251,9 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> Any:
         super().__post_init__()
+        if self.schedule is None:
+            self.schedule = "auto"
+            if why := without_halves(self):
+                self.schedule = "off"
+                LOGGER.warning("The learning rate is not measured, and stays yours (schedule='off'): %s.", why)
         check_config(self)

@@ -208,6 +208,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         scheduler = super().create_scheduler(*args, **kwargs)
         settings: OBLRPOConfig = self.args
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        assert settings.schedule is not None  # the configuration has chosen
         if refused := refusal(settings.schedule, type(optimizer).__name__, settings.learning_rate):
             raise InputError(refused)
         if self._rate is not None and self._schedule.optimizer is optimizer:
