@@ -4,6 +4,7 @@ And what must hold in TRL for advantages to be right and for signal and noise to
 TRL's objective one sentence says so.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
