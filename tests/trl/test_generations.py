@@ -79,6 +79,17 @@ def test_several_updates_are_made_on_one_generation(tmp_path, given):
     assert len({log["learning_rate"] for log in logs}) == 4
 
 
+@pytest.mark.parametrize("given", [{"steps_per_generation": 1}, {"steps_per_generation": 3}])
+def test_an_update_that_holds_the_same_completions_twice_has_no_halves(tmp_path, caplog, given):
+    """They would not be independent: with nothing set the rate stays the user's."""
+    trainer = ours(tmp_path, num_iterations=2, per_device_train_batch_size=4, gradient_accumulation_steps=4, **given)
+    assert "an update would hold the same completions more than once" in caplog.text
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "reward" in log or "lr_factor" in log]
+    assert all(log["lr_factor"] == 1 for log in logs)
+    assert not any("snr" in log for log in logs)
+
+
 def test_epochs_of_one_prompt_are_refused(tmp_path):
     """An update ends with its epoch, so that all of them would be left out."""
     with pytest.raises(InputError, match=r"1 prompts per epoch, 1 of them generated together.*leave out steps_per_gen"):

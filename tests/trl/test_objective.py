@@ -95,3 +95,15 @@ def test_the_weights_are_those_of_grpo_trainer_under_our_advantages(tmp_path, mo
     assert torch.equal(found["ours"], found["fed"])
     assert not torch.equal(found["ours"], found["their advantages"])
     assert name in WITHOUT_EFFECT or not torch.equal(found["ours"], found["without"])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_an_update_is_measured_by_completions_that_were_trained_on(tmp_path, rows):
+    """Where truncated ones are masked, three in four here, those left are enough to measure it by."""
+    words = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 16 // rows, "learning_rate": 0.02}
+    trainer = ours(tmp_path, mask_truncated_completions=True, max_steps=3, **words)
+    same_words(trainer)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "step_kl" in log]
+    assert len(logs) == 3
+    assert all(log["step_kl"] > 0 for log in logs)

@@ -80,6 +80,14 @@ def test_a_head_in_float32_on_a_model_in_bfloat16(tmp_path):
             {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16, "schedule": "auto"},
             "per_device_train_batch_size=8 and gradient_accumulation_steps=2, which is the same update",
         ),
+        (
+            {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16, "look_steps": 1, "loss_type": "grpo"},
+            "only of an oblr baseline whose objective is the expected reward alone",
+        ),
+        (
+            {"num_iterations": 2, "steps_per_generation": 1, "schedule": "auto", "per_device_train_batch_size": 4},
+            "make steps_per_generation a multiple of gradient_accumulation_steps",
+        ),
         ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "reentrant"),
         ({"learning_rate": 0.0}, "above 0"),
         ({"optim": "adafactor"}, "Adafactor"),

@@ -185,6 +185,17 @@ def test_what_the_environment_of_a_rollout_says_has_no_score(tmp_path, monkeypat
     assert trainer.state.log_history[0]["sampling/sampling_logp_difference/max"] < 1e-6
 
 
+def test_a_policy_that_has_moved_since_is_not_taken_for_another(tmp_path, monkeypatch):
+    """Log-probabilities are compared as long as no update was made on what was generated together."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    given = {"steps_per_generation": 4, "schedule": "off", "learning_rate": 0.03, "max_steps": 2}
+    trainer = ours(tmp_path, tiny_policy(torch.float64), words={"rollout_func": rollout()}, **given)
+    trainer.train()
+    first, second = (log for log in trainer.state.log_history if "entropy" in log)
+    assert first["sampling/sampling_logp_difference/max"] < 1e-6
+    assert "sampling/sampling_logp_difference/max" not in second
+
+
 def test_a_rollout_without_log_probabilities_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     words = {"rollout_func": lambda prompts, trainer: rollout()(prompts, trainer) | {"logprobs": None}}

@@ -174,10 +174,10 @@ def mean_kl(change: Tensor) -> float:
     outputs of the policy just before the update that the update has not seen; for others it is approximate. Those of
     the batch itself were pushed along by the update, all their tokens together: by output that counts once for every
     pair of tokens, by token once for each. Hence by token wherever it can be had. The result is infinite if any change
-    is NaN or infinite.
+    is NaN or infinite, or if there is none.
     """
     change = change.detach().double()
-    if not change.isfinite().all():
+    if not len(change) or not change.isfinite().all():
         return math.inf
     return max(0.0, float((change.expm1() - change).sum() / len(change)))
 

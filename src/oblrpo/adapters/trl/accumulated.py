@@ -42,18 +42,20 @@ class Accumulated:
 
     def forget(self) -> None:
         """Begin a new update."""
-        self.micro_batches = 0
+        self.micro_batches = self._counted = 0
         self._held: list[tuple[torch.nn.Parameter, Tensor]] = []
         self._norm2_of_first = 0.0
         self._rows: list[tuple[Sequences, Tensor]] = []
 
     def note(self, inputs: dict[str, Tensor], token_logps_SC: Tensor, parts: int) -> None:
-        """Keep one in `ONE_IN` of a micro-batch's rows, of `parts` micro-batches, with log pi of their tokens."""
-        count = len(inputs["completion_ids"])
-        first = (self.accelerator.process_index * parts + self.micro_batches) * count
+        """Keep one in `ONE_IN` of a micro-batch's rows, of `parts` micro-batches, with log pi of their tokens.
+
+        Those without a token that is trained on do not count.
+        """
         rows = sequences_of(inputs)
-        chosen = torch.arange(count, device=rows.ids_ST.device)[-first % ONE_IN :: ONE_IN]
-        chosen = chosen[rows.lengths_S[chosen] > 0]
+        first = self.accelerator.process_index * parts * rows.count + self._counted
+        trained = (rows.lengths_S > 0).nonzero().flatten()
+        self._counted, chosen = self._counted + len(trained), trained[-first % ONE_IN :: ONE_IN]
         if len(chosen):
             before_SC = token_logps_SC.detach()[chosen]
             self._rows.append((rows.at(chosen), before_SC.fill_(math.nan) if self.noisy else before_SC))
@@ -63,15 +65,26 @@ class Accumulated:
         self.micro_batches += 1
         if self.micro_batches != self._first_half(parts):
             return
+        alone = self.accelerator.num_processes == 1
         for parameter in self.policy.parameters:
-            if parameter.grad is not None:
-                grad: Tensor = self.accelerator.reduce(parameter.grad, "mean")  # of processes; TRL does so at the end
-                held = grad.to(torch.bfloat16, copy=True)
-                self._norm2_of_first += inner([(grad, held)])
-                self._held.append((parameter, held))
+            if parameter.grad is None and alone:
+                continue
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            grad: Tensor = self.accelerator.reduce(own, "mean")  # of processes; TRL does so at the end
+            held = grad.to(torch.bfloat16, copy=True)
+            self._norm2_of_first += inner([(grad, held)])
+            self._held.append((parameter, held))
 
     def _first_half(self, parts: int) -> int:
-        return first_half(parts, self.args.per_device_train_batch_size, self.args.num_generations)
+        args = self.args
+        if args.num_iterations > 1 and args.steps_per_generation % args.gradient_accumulation_steps:
+            return 0  # the halves would share completions
+        return first_half(parts, args.per_device_train_batch_size, args.num_generations)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether an update that is no epoch's last has two halves of whole prompts, with completions of their own."""
+        return self._first_half(self.args.gradient_accumulation_steps) > 0
 
     @property
     def prompts(self) -> int:

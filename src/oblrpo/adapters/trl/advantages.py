@@ -144,6 +144,11 @@ class Advantages:
         self.looks = Looks(policy, args.temperature, blocks, every, apart=size < G)
         self.generations = 0  # that had a signal
 
+    @property
+    def knows_norms(self) -> bool:
+        """Whether every generation's prompts have their gradients' own norms taken."""
+        return self.plain and self.looks.every == 1 and not self.looks.apart
+
     def of(self, inputs: dict[str, Tensor], rewards_S: Tensor, features: Features | None) -> Generation:
         """The advantages of all processes' outputs.
 

@@ -112,6 +112,12 @@ def _refused_together(args: Any) -> Iterator[str]:
 def without_halves(args: Any) -> str:
     """Why signal and noise of an update cannot be told apart, and what to set; empty where they can."""
     size, G, steps = args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps
+    if args.num_iterations > 1 and args.steps_per_generation % steps:
+        return (
+            f"num_iterations={args.num_iterations} and steps_per_generation={args.steps_per_generation} with "
+            f"gradient_accumulation_steps={steps}: an update would hold the same completions more than once, so that "
+            "its halves are not independent; make steps_per_generation a multiple of gradient_accumulation_steps"
+        )
     if first_half(steps, size, G):
         return ""
     if size * steps * args.world_size < 2 * G:
@@ -120,8 +126,8 @@ def without_halves(args: Any) -> str:
             "prompt's gradient has no measurable noise; set gradient_accumulation_steps to "
             f"{-(-2 * G // (size * args.world_size))} or more"
         )
-    if args.look_steps == 1 and steps == args.steps_per_generation and size * steps >= 2 * G:
-        return ""  # all prompts' own norms are known
+    if args.look_steps == 1 and steps == args.steps_per_generation and size >= G and size * steps >= 2 * G:
+        return ""  # all prompts' own norms are known, if TRL's objective is the expected reward (`OBLRPOTrainer`)
     cure = f"per_device_train_batch_size={size * steps // 2} and gradient_accumulation_steps=2, which is the same "
     return (
         f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps} with {G} completions per prompt: "

@@ -78,7 +78,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if said and self.accelerator.is_main_process:
             LOGGER.warning(
                 "The gradient is that of TRL's objective, which is not the expected reward alone: %s. The baseline "
-                "adds no bias to it, and signal and noise are those of its own gradient.",
+                "does not depend on the completion that it is subtracted from; signal and noise are this gradient's.",
                 "; ".join(said),
             )
         try:
@@ -87,6 +87,13 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         except (UnsupportedModelError, ValueError) as error:
             raise InputError(f"OBLRPOTrainer cannot train this model: {error}") from None
         self._update = Accumulated(self._policy, args, self.accelerator, bool(noisy))
+        needs_signal = SCHEDULES[args.schedule].needs_signal  # type: ignore[index]
+        if needs_signal and not (self._update.has_halves or self._advantages.knows_norms):
+            raise InputError(
+                f"schedule={args.schedule!r} needs signal and noise. Looks at all prompts (look_steps=1) tell them "
+                "only of an oblr baseline whose objective is the expected reward alone; set gradient_accumulation_steps "
+                "so that an update has two halves of whole prompts, or schedule='off'."
+            )
         self._schedule: SNRSchedule
         self._rate: float | None = None
         self._drawn: list[Drawn] = []
@@ -239,7 +246,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         loss: Tensor = super()._compute_loss(model, inputs)
         if not self.model.training:
             return loss
-        if self._fresh and self._comparable and (self.rollout_func is not None or self.use_vllm):
+        of_generation = self._step % (self.args.steps_per_generation * self.num_iterations)
+        unmoved = of_generation < self.current_gradient_accumulation_steps  # no update has been made since
+        if unmoved and self._comparable and (self.rollout_func is not None or self.use_vllm):
             reported_SC = inputs.get("sampling_per_token_logps")
             source = "rollout_func" if self.rollout_func is not None else "vLLM"
             self._add_metrics(check_reported(reported_SC, self._token_logps_SC, own_SC(inputs), source))
