@@ -48,5 +48,5 @@ def test_a_look_is_at_the_gradient_of_rewards_that_are_learned_from(tiny_policy)
             sample(tiny_policy, ["a", "bc"], 3, 3, 1.0, features=True), rewards_PG
         )
         looks.append(_batch(learner, [], config, 0))
-        assert looks[-1].reward == pytest.approx(float(rewards_PG.mean()))
-    assert looks[0].ledger.entries["rloo"] == looks[1].ledger.entries["rloo"]
+        assert looks[-1][0] == pytest.approx(float(rewards_PG.mean()))
+    assert looks[0][1].entries["rloo"] == looks[1][1].entries["rloo"]

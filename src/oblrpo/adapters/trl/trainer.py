@@ -91,8 +91,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if needs_signal and not (self._update.has_halves or self._advantages.knows_norms):
             raise InputError(
                 f"schedule={args.schedule!r} needs signal and noise. Looks at all prompts (look_steps=1) tell them "
-                "only of an oblr baseline whose objective is the expected reward alone; set gradient_accumulation_steps "
-                "so that an update has two halves of whole prompts, or schedule='off'."
+                "only of an oblr baseline whose objective is the expected reward alone; set "
+                "gradient_accumulation_steps=2, two halves of whole prompts, or schedule='off'."
             )
         self._schedule: SNRSchedule
         self._rate: float | None = None
