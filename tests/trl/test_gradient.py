@@ -226,6 +226,27 @@ def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path, baseline, gi
     assert P == 4 if not given else P == 2
 
 
+def test_a_prompt_without_any_reward_has_the_gradient_0_in_the_noise_that_looks_tell(tmp_path):
+    """An update without halves, whose signal is that of all prompts' own norms, is made all the same."""
+
+    def missing(prompts, completions, **_):
+        return [None if row < G else float(len(set(text))) for row, text in enumerate(completions)]
+
+    words = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16, "baseline": "oblr"}
+    trainer, [update] = run(tmp_path, reward_funcs=missing, **words)
+    scores_PGN, rewards_PG = scores_of(trainer, update), update["generation"].rewards_PG
+    valid_PG = ~rewards_PG.isnan()
+    assert valid_PG.any(1).tolist() == [False, True, True, True]
+    b = estimators.baseline("oblr", rewards_PG, valid_PG=valid_PG, norm2_PG=scores_PGN.square().sum(2))
+    gradient_PN = (torch.where(valid_PG, rewards_PG - b, 0)[..., None] * scores_PGN).mean(1)
+    assert_close(-flat(update["grads"]), gradient_PN.mean(0))
+    own2 = estimators.own_norm2(scores_PGN @ scores_PGN.transpose(1, 2), rewards_PG, valid_PG)
+    moments = estimators.moments(gradient_PN.square().sum(1), float(gradient_PN.mean(0).square().sum()))
+    log = trainer.state.log_history[0]
+    assert log["trace_cov"] == pytest.approx(moments.of_rows(own2 * 3 / 4, len(PROMPTS)).trace_cov, rel=1e-4)
+    assert log["skipped"] == 0
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_one_completion_in_so_many_is_scored_after_the_update_in_micro_batches_of_any_size(tmp_path, rows):
     """Those of the whole update that have the number 0, 4, 8 ..."""

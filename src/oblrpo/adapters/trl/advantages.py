@@ -258,7 +258,10 @@ class Advantages:
             shared_PGG = gram_PGG * share_P.square()[:, None, None]
             own2 = estimators.own_norm2(shared_PGG, rewards_PG[P], valid_PG[P])
             self.looks.observe_own(own2, float(norm2_P.mean()))
-        return (norm2_P, own2) if len(P) == len(rewards_PG) else (None, math.nan)
+        if len(P) < int(valid_PG.any(1).sum()):
+            return None, math.nan
+        # A prompt of which no output counts is in TRL's mean with the gradient 0.
+        return norm2_P.new_zeros(len(rewards_PG)).index_copy(0, P, norm2_P), own2 * len(P) / len(rewards_PG)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, for JSON."""
