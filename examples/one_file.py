@@ -93,7 +93,7 @@ class OBLRPO:
         self.optimizer.step()
         some_ids_ST, some_own_ST, before_ST = ids_ST[::4], own_ST[::4], logp_ST[::4].detach()
         with torch.no_grad():
-            kl, share = self.schedule.confine(lambda: token_logps(self.model, some_ids_ST, some_own_ST) - before_ST)
+            kl, share = self.schedule.limit_step(lambda: token_logps(self.model, some_ids_ST, some_own_ST) - before_ST)
         return {"learning_rate": rate * share, "step_kl": kl, "n_snr": self.schedule.smoothed.n_snr}
 
 

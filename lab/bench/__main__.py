@@ -6,7 +6,7 @@ import gc
 import os
 
 from lab.bench.config import BenchConfig
-from oblrpo.cli import carry_out
+from oblrpo.cli import run_command
 from oblrpo.cli.flags import parse
 
 
@@ -24,4 +24,4 @@ def run(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    carry_out(run)
+    run_command(run)

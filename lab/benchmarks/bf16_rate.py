@@ -51,7 +51,7 @@ class Measured:
         rate = self.schedule.learning_rates[0]
         self.optimizer.step()
         first_SC = 0.0 if before_SC is None else before_SC
-        kl, left = self.schedule.confine(lambda: (self.token_logps_SC(batch) - first_SC) * batch.own_SC)
+        kl, left = self.schedule.limit_step(lambda: (self.token_logps_SC(batch) - first_SC) * batch.own_SC)
         self.seconds = time.perf_counter() - begun
         return rate * left, kl
 

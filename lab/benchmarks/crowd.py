@@ -176,7 +176,7 @@ def alone(crowd: Crowd, job: Job) -> Callable[[int], bool]:
         schedule.step(moments(norm2_KP[0], norm2_K[0]), mean_length=crowd.length)
         optimizer.step()
         try:
-            schedule.confine(change_ST)
+            schedule.limit_step(change_ST)
         except ValueError as error:
             print(*job.place, *job.contenders, f"stops after {t} steps: {error}", file=sys.stderr, flush=True)
             return False

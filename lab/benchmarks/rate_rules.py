@@ -94,11 +94,11 @@ class World:
         return judged_T.prod(-1) if self.reward == "sparse" else judged_T.mean(-1)
 
     def step(self, P: int, schedule: SNRSchedule) -> None:
-        """Sample a batch, take the gradient and its moments, update and confine."""
+        """Sample a batch, take the gradient and its moments, update and limit_step."""
         measured, change_ST = self.gradient(P)
         schedule.step(measured, mean_length=self.length)
         schedule.optimizer.step()
-        schedule.confine(change_ST)
+        schedule.limit_step(change_ST)
 
     def gradient(self, P: int) -> tuple[Moments, Callable[[], Tensor]]:
         """Sample a batch and set the weights' gradient; its moments, and how each token's log pi changes after."""

@@ -47,8 +47,8 @@ def watching(rule: type[MeasuredRate], seen: Seen) -> type[MeasuredRate]:
             factor: float = super().factor(average, batch)
             return factor
 
-        def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
-            taken: Step = super().confine(change, used)
+        def limit_step(self, change: Callable[[], Tensor], used: float | None) -> Step:
+            taken: Step = super().limit_step(change, used)
             state = self.gauge.optimizer.state
             promise = -inner((g, state[p][UPDATE]) for p, g in self.gradients)
             seen.append({"kl": taken.kl, "promise": promise, "target": self.target_kl})

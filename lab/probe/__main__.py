@@ -9,7 +9,7 @@ from typing import Annotated
 
 from rich.console import Console
 
-from oblrpo.cli import carry_out
+from oblrpo.cli import run_command
 from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
 from oblrpo.settings import PolicyConfig, Positional, RolloutConfig, TaskConfig, TrainConfig, flags_in
@@ -121,4 +121,4 @@ def check_is_a_model(target: str) -> None:
 
 
 if __name__ == "__main__":
-    carry_out(run)
+    run_command(run)

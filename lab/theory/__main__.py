@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from oblrpo.cli import carry_out
+from oblrpo.cli import run_command
 from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
 
@@ -71,4 +71,4 @@ def run(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    carry_out(run)
+    run_command(run)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from oblrpo.commands import carry_out, check_evaluation, check_settings, evaluate_rows, saved_settings, summary_of
+from oblrpo.commands import check_evaluation, check_settings, evaluate_rows, run_training, saved_settings, summary_of
 from oblrpo.errors import InputError, check_current_folder
-from oblrpo.objects import Objects, take
+from oblrpo.objects import Objects, split_objects
 from oblrpo.runs import checkpoint_of, run_of
 from oblrpo.settings import (
     RewardsConfig,
@@ -74,7 +74,9 @@ class Run:
         settings.
         """
         policy, own = self.policy, self._trainer.objects
-        words, objects = take(policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings))
+        words, objects = split_objects(
+            policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings)
+        )
         objects = replace(objects, rows={**own.rows, **objects.rows}, functions={**own.functions, **objects.functions})
         return _evaluate(words, settings, objects, self._trainer.config, k, progress)
 
@@ -156,9 +158,9 @@ def train(
     """
     check_current_folder()
     rewards = _rewards(reward, reward_weights, settings)
-    words, objects = take(model, tokenizer, data, eval_data, sft_data=sft_data, **rewards)
+    words, objects = split_objects(model, tokenizer, data, eval_data, sft_data=sft_data, **rewards)
     given = words | _plain(settings)
-    objects.refuse_idle(given)
+    objects.refuse_no_effect(given)
     if accept_changed and not resume:
         raise InputError("accept_changed has no effect without resume; remove it.")
     base = load_recipe(recipe, TrainConfig()) if recipe else TrainConfig()
@@ -179,7 +181,7 @@ def train(
         trainer = Trainer(config, resume, objects, accept_changed)
         for note in objects.notes():
             console.print(note, highlight=False)
-        report = carry_out(trainer, Progress(console))
+        report = run_training(trainer, Progress(console))
     end = summary_of(trainer).encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(end), highlight=False)
     return Run(trainer, report)
@@ -227,7 +229,7 @@ def evaluate(
         >>> evaluate(policy.model, rows, "numeric", tokenizer=policy.tokenizer, **few)["avg@k"]["k"]
         2
     """
-    words, objects = take(model, tokenizer, data, **_rewards(reward, reward_weights, settings))
+    words, objects = split_objects(model, tokenizer, data, **_rewards(reward, reward_weights, settings))
     if "model" not in words:
         raise InputError("there is no model to evaluate; give a folder, a hub name, or a loaded model.")
     words["model"] = checkpoint_of(words["model"])
@@ -249,7 +251,7 @@ def _evaluate(
     for name in settings:
         if name not in names:
             raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, {*names, 'data', 'model'})}")
-    objects.refuse_idle(given)
+    objects.refuse_no_effect(given)
     check_evaluation({name: name for name in given}, given.get("data", ()), run)
     sampling = with_fields(sampling, given, "oblrpo.evaluate")
     grading = with_fields(grading, given, "oblrpo.evaluate")
@@ -271,14 +273,14 @@ def _evaluate(
 
 
 def _rewards(reward: Any, weights: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rewards and weights for `take`; they may be given as `reward` or by the command line's name, `rewards`."""
+    """Return rewards and weights for `split_objects`; `rewards`, the command line's name, stands for `reward`."""
     if reward is not None and "rewards" in settings:
         raise InputError("reward and rewards are the same; give one of them.")
     return {"rewards": settings.get("rewards") if reward is None else reward, "reward_weights": weights}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that `take` has not dealt with, paths as text."""
+    """Return settings that `split_objects` has not dealt with, paths as text."""
     return {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value
         for name, value in settings.items()

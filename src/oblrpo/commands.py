@@ -19,8 +19,8 @@ from oblrpo.settings import (
     TaskConfig,
     TrainConfig,
     recipe_settings,
-    refuse_idle,
     refuse_named,
+    refuse_no_effect,
     with_fields,
     with_settings,
 )
@@ -47,11 +47,11 @@ def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainCon
     check(config)
     of_recipe = recipe_settings(base.recipe) if base.recipe else {}
     if "recipe" not in of_recipe:  # the config.yaml of a run names its recipe, and has every setting
-        refuse_idle({name: f"{base.recipe}: {name}" for name in of_recipe}, base)
-    refuse_idle(given, config)
+        refuse_no_effect({name: f"{base.recipe}: {name}" for name in of_recipe}, base)
+    refuse_no_effect(given, config)
 
 
-def carry_out(trainer: Trainer, progress: Progress) -> Path:
+def run_training(trainer: Trainer, progress: Progress) -> Path:
     """Run the trainer, write the page of the run, and return its path; a run that fails leaves its page, too."""
     from oblrpo.report.page import write_report
 

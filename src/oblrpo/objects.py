@@ -48,7 +48,7 @@ class Objects:
                         "(oblrpo.train(..., resume=True) resumes the run), or name another."
                     )
 
-    def refuse_idle(self, given: Mapping[str, Any]) -> None:
+    def refuse_no_effect(self, given: Mapping[str, Any]) -> None:
         """Refuse settings that have nothing to say beside these objects."""
         why: dict[str, tuple[str, ...]] = {}
         if self.model is not None:
@@ -68,7 +68,7 @@ class Objects:
         return notes
 
 
-def take(
+def split_objects(
     model: Any = None,
     tokenizer: Any = None,
     data: Any = None,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from oblrpo import cli
 from oblrpo.checksums import write_sums
 from oblrpo.commands import check_files
-from oblrpo.settings import RECIPES, TrainConfig, load_recipe, recipe_settings, refuse_idle
+from oblrpo.settings import RECIPES, TrainConfig, load_recipe, recipe_settings, refuse_no_effect
 from oblrpo.tasks import PathTask
 from tests.cli.conftest import complained, metrics_of
 
@@ -21,7 +21,7 @@ def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(o
     for entry in RECIPES.iterdir():
         if entry.name.endswith(".yaml"):
             name = entry.name.removesuffix(".yaml")
-            refuse_idle({key: key for key in recipe_settings(name)}, load_recipe(name, TrainConfig()))
+            refuse_no_effect({key: key for key in recipe_settings(name)}, load_recipe(name, TrainConfig()))
 
 
 def snapshot(folder):

@@ -614,9 +614,9 @@ def test_nothing_that_works_by_name_says_otherwise():
 def test_the_word_of_rows_is_the_same_in_every_process():
     """Sets and addresses differ between processes, and JSON refuses some keys; all would hinder a resumed run."""
     code = (
-        "from oblrpo.objects import take\n"
+        "from oblrpo.objects import split_objects\n"
         "row = {'prompt': 'p', 'check': lambda text: 1, 'names': {'a', 'b', 'c'}, 'places': {(1, 2): 3, 'x': 4}}\n"
-        "print(take(data=[row])[0]['data'])"
+        "print(split_objects(data=[row])[0]['data'])"
     )
     said = {
         subprocess.run(

@@ -72,7 +72,7 @@ class Straight:
             return
         before = self.theta
         self.optimizer.step()
-        self.taken.append(self.schedule.confine(lambda: self.change_S(before)))
+        self.taken.append(self.schedule.limit_step(lambda: self.change_S(before)))
         self.changes.append(self.theta - before)
 
     def change_S(self, before):
@@ -170,7 +170,7 @@ def test_muon_settles_there_too():
         schedule.step(BATCH, headroom=MEANT)
         before = parameter.detach().clone()
         schedule.optimizer.step()
-        taken = schedule.confine(lambda before=before: quadratic(SIGNS_SD @ (parameter.detach() - before))[:, 0])
+        taken = schedule.limit_step(lambda before=before: quadratic(SIGNS_SD @ (parameter.detach() - before))[:, 0])
         kls.append(taken.kl)
     assert sum(kls[-10:]) / 10 == pytest.approx(MEANT, rel=0.1)  # its directions are of bfloat16
 
@@ -271,7 +271,7 @@ def test_a_policy_that_was_broken_before_is_refused(mode, broken):
     schedule.step(BATCH)
     optimizer.step()
     with pytest.raises(ValueError, match="NaN or infinite after the update"):
-        schedule.confine(lambda: torch.tensor([0.1, broken]))
+        schedule.limit_step(lambda: torch.tensor([0.1, broken]))
 
 
 def test_the_update_must_be_confined():
@@ -279,12 +279,12 @@ def test_the_update_must_be_confined():
     run.schedule.step(BATCH)
     run.parameters[0].grad = torch.ones(2, dtype=torch.float64)
     run.optimizer.step()
-    with pytest.raises(ValueError, match="call `confine` after every"):
+    with pytest.raises(ValueError, match="call `limit_step` after every"):
         run.schedule.step(BATCH)
 
 
 def test_a_skipped_step_leaves_the_measurements_alone():
-    """A gradient scaler left the update out: there is nothing to confine."""
+    """A gradient scaler left the update out: there is nothing to limit_step."""
     run, other = Straight(adamw(0.01)), Straight(adamw(0.01))
     for _ in range(2):
         run.step()
@@ -303,7 +303,7 @@ def test_an_update_without_the_schedule_is_measured_but_not_taken_for_its_own():
     run.step(skip=True)
     run.optimizer.param_groups[0]["lr"], before, kappa = 100.0, run.theta, run.rule.state.root_kappa**2
     run.optimizer.step()
-    kl, share = run.schedule.confine(lambda: run.change_S(before))
+    kl, share = run.schedule.limit_step(lambda: run.change_S(before))
     assert kl == pytest.approx(100**2 * float(SLOPE @ SLOPE) / 2)
     assert (share, run.rule.state.root_kappa**2) == (1.0, kappa)
 
@@ -359,7 +359,7 @@ def test_a_first_group_without_a_rate_does_not_stop_the_others():
         a.grad, b.grad, old = torch.full((1,), -0.1).double(), torch.full((1,), -0.1).double(), b.item()
         schedule.step(BATCH)
         optimizer.step()
-        kl = schedule.confine(lambda: quadratic(b.detach() - old)).kl  # noqa: B023
+        kl = schedule.limit_step(lambda: quadratic(b.detach() - old)).kl  # noqa: B023
         assert kl <= TOO_FAR * MEANT
     assert kl == pytest.approx(MEANT)
 
@@ -374,7 +374,7 @@ def test_every_group_keeps_its_ratio_to_the_first():
         first, second = schedule.learning_rates
         assert second == pytest.approx(3 * first)
         optimizer.step()
-        schedule.confine(lambda: torch.stack([a.detach(), b.detach()]) - torch.tensor(old)[:, None])  # noqa: B023
+        schedule.limit_step(lambda: torch.stack([a.detach(), b.detach()]) - torch.tensor(old)[:, None])  # noqa: B023
         assert b.item() - old[1] == pytest.approx(3 * (a.item() - old[0]))
 
 
@@ -494,7 +494,7 @@ def test_a_step_at_a_rate_of_zero_has_nothing_to_shorten():
         p.grad = torch.zeros_like(p)
     run.schedule.step(Moments(0.0, 0.0, 4))
     run.optimizer.step()
-    assert run.schedule.confine(lambda: torch.ones(4)) == (pytest.approx(math.e - 2), 1.0)
+    assert run.schedule.limit_step(lambda: torch.ones(4)) == (pytest.approx(math.e - 2), 1.0)
     assert torch.equal(run.theta, before)
     run.step()
     assert run.rule.state.root_kappa**2 == pytest.approx(kappa)
@@ -521,7 +521,7 @@ def test_no_signal_no_step(mode, floor):
     for _ in range(200):
         assert schedule.step(Moments(0.0, 0.0, 4), mean_length=9.0) == 0.0
         optimizer.step()
-        schedule.confine(lambda: torch.zeros(4))
+        schedule.limit_step(lambda: torch.zeros(4))
     assert torch.equal(parameter.detach(), torch.ones(3))
     fresh = SNRSchedule(torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], lr=0.1), mode, floor=floor, ema=0)
     assert schedule.step(BATCH, mean_length=9.0) == pytest.approx(fresh.step(BATCH, mean_length=9.0))
@@ -585,7 +585,7 @@ def bandit_run(make, seed, steps=120):
         logits.grad = -gradient
         optimizer.step()
         log_ratio = lambda old, index: (logits.detach().log_softmax(0) - old.log())[index]  # noqa: E731
-        kls.append(schedule.confine(partial(log_ratio, probability, index_PG.flatten())).kl)
+        kls.append(schedule.limit_step(partial(log_ratio, probability, index_PG.flatten())).kl)
     return rates, max(kls), float(logits.detach().softmax(0) @ success_A)
 
 
@@ -711,7 +711,7 @@ def changed_task(make, seed):
         logits.grad = -gradient
         schedule.optimizer.step()
         log_ratio = lambda old, index: (logits.detach().log_softmax(0) - old.log())[index]  # noqa: E731
-        schedule.confine(partial(log_ratio, probability, index_PG.flatten()))
+        schedule.limit_step(partial(log_ratio, probability, index_PG.flatten()))
     return math.inf
 
 
@@ -734,7 +734,7 @@ def test_the_scale_of_a_batch_whose_noise_is_not_measured_comes_from_its_own_gra
         parameter.grad = torch.tensor([0.6, -0.8]) * scale
         schedule.step(Moments(0.5 * scale**2, 4 * scale**2, 8) if known else None, mean_length=4.0)
         optimizer.step()
-        schedule.confine(lambda before=before: (parameter.detach() - before)[None].double())
+        schedule.limit_step(lambda before=before: (parameter.detach() - before)[None].double())
     assert got[:2] == pytest.approx([1.0, 1.0])
     assert got[2] == pytest.approx(min(max(size, 3**-0.5), 3**0.5), rel=1e-5)
 

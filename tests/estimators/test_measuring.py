@@ -42,7 +42,7 @@ class Rounded:
         rate = self.schedule.learning_rates[0]
         before_ST, self.measured = 0 if self.schedule.rule.gauge.low_precision else self.logp_ST(), 0
         self.optimizer.step()
-        taken = self.schedule.confine(lambda: self.logp_ST() - before_ST)
+        taken = self.schedule.limit_step(lambda: self.logp_ST() - before_ST)
         return rate * taken.share, taken
 
 
@@ -156,7 +156,7 @@ def test_the_update_is_put_back_to_the_last_bit(mode):
     told.optimizer.step()
     made = told.weights.detach().clone()
     with pytest.raises(MemoryError):
-        told.schedule.confine(fail)
+        told.schedule.limit_step(fail)
     assert torch.equal(told.weights, made)
 
 
@@ -184,7 +184,7 @@ def test_weights_on_the_grid_of_bfloat16_are_measured_as_if_they_were_not(mode):
         weights.grad, before = -torch.ones(20_000), weights.detach().clone()
         schedule.step(BATCH, mean_length=1.0)
         optimizer.step()
-        taken = schedule.confine(lambda: scores_SW @ weights.detach().bfloat16().float())
+        taken = schedule.limit_step(lambda: scores_SW @ weights.detach().bfloat16().float())
         kl = float((scores_SW @ (weights.detach() - before)).square().mean() / 2)
     assert taken.kl == pytest.approx(kl, rel=0.4)
 
@@ -199,7 +199,7 @@ def test_weights_kept_in_bfloat16_are_measured_by_what_rounding_left_of_the_upda
         optimizer.param_groups[0]["lr"] = 1.0
         optimizer.step()
         made = weights.detach().clone()
-        assert schedule.confine(lambda: weights.detach().double()[None]).kl == pytest.approx(expected, rel=0.1)
+        assert schedule.limit_step(lambda: weights.detach().double()[None]).kl == pytest.approx(expected, rel=0.1)
         assert torch.equal(weights, made)
 
 
@@ -266,7 +266,7 @@ def test_shards_are_measured_as_whole_weights_are(mesh):
                 run.weights.data.copy_(whole.full_tensor() if hasattr(whole, "full_tensor") else whole)
                 return run.logp_ST()
 
-            found.append(run.schedule.confine(logp_ST).kl)
+            found.append(run.schedule.limit_step(logp_ST).kl)
     assert found[:3] == found[3:]
 
 
@@ -281,7 +281,7 @@ def test_a_rank_whose_shard_stayed_where_it_was_measures_with_the_others(mesh, m
     def kl():
         schedule.step(BATCH, mean_length=50.0)
         optimizer.step()
-        return schedule.confine(lambda: measured.append(1) or torch.zeros(OUTPUTS, 50)).kl
+        return schedule.limit_step(lambda: measured.append(1) or torch.zeros(OUTPUTS, 50)).kl
 
     assert kl() == 0
     assert not measured

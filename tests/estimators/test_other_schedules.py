@@ -19,7 +19,7 @@ def update(schedule, kl=0.0):
     schedule.step(BATCH, mean_length=10.0)
     (rate,) = schedule.learning_rates
     schedule.optimizer.step()
-    schedule.confine(lambda: change_of(kl).expand(4))
+    schedule.limit_step(lambda: change_of(kl).expand(4))
     return rate
 
 

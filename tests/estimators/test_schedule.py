@@ -198,7 +198,7 @@ class Run:
             factors.append(self.schedule.step(batch, 0.5 + 0.05 * t, mean_length=4.0 + 2 * t))
             old = self.parameter.detach().clone()
             self.optimizer.step()
-            self.schedule.confine(lambda: g_ND @ (self.parameter.detach() - old))  # noqa: B023
+            self.schedule.limit_step(lambda: g_ND @ (self.parameter.detach() - old))  # noqa: B023
         return factors
 
 
@@ -229,7 +229,7 @@ def test_a_state_of_another_mode_is_refused():
 def test_every_mode_measures_the_kl_of_a_step(mode):
     """The mean of exp(c) - 1 - c over outputs; only `auto` asks for a step to measure."""
     expected = (math.exp(0.1) - 1.1 + math.exp(-0.3) - 0.7) / 2
-    assert SNRSchedule(optimizer_of(), mode).confine(lambda: torch.tensor([0.1, -0.3])) == (
+    assert SNRSchedule(optimizer_of(), mode).limit_step(lambda: torch.tensor([0.1, -0.3])) == (
         pytest.approx(expected),
         1.0,
     )

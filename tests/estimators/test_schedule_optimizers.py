@@ -162,7 +162,7 @@ def test_clipping_is_not_seen_by_the_moments_but_by_auto_it_is():
     schedule.step(BATCH)
     parameter.grad *= 0.1
     optimizer.step()
-    schedule.confine(lambda: quadratic(parameter.detach() - 1))
+    schedule.limit_step(lambda: quadratic(parameter.detach() - 1))
     schedule.step(BATCH)
     assert schedule.rule.state.root_kappa**2 == pytest.approx(0.1**2 / 2)
 

@@ -40,7 +40,9 @@ class Steps:
         self.schedule.step(BATCH, mean_length=float(tokens), fresh=fresh, headroom=self.meant)
         before = self.theta.detach().clone()
         self.optimizer.step()
-        return self.schedule.confine(lambda: (SCORES_SD @ (self.theta.detach() - before))[:, None].expand(-1, tokens))
+        return self.schedule.limit_step(
+            lambda: (SCORES_SD @ (self.theta.detach() - before))[:, None].expand(-1, tokens)
+        )
 
     def kl(self, start, tokens=1):
         change_S = SCORES_SD @ (self.theta.detach() - start)
@@ -146,7 +148,7 @@ def test_an_update_without_a_gradient_is_measured_by_itself(rate):
     if rate == "of its own":
         run.schedule.restore()
     run.optimizer.step()
-    kl, share = run.schedule.confine(lambda: torch.full((8, 7), 0.1, dtype=torch.float64))
+    kl, share = run.schedule.limit_step(lambda: torch.full((8, 7), 0.1, dtype=torch.float64))
     assert (kl, share) == (pytest.approx(7 * (math.exp(0.1) - 1.1)), 1.0)
     kl, _ = run.step(tokens=4)
     assert kl == pytest.approx(MEANT, rel=0.11)
@@ -160,7 +162,7 @@ def test_nothing_need_ever_be_measured_of_signal_and_noise():
         run.schedule.step(None, mean_length=1.0, headroom=run.meant)
         before = run.theta.detach().clone()
         run.optimizer.step()
-        run.schedule.confine(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])  # noqa: B023
+        run.schedule.limit_step(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])  # noqa: B023
     assert run.kl(before) == pytest.approx(MEANT, rel=0.11)
 
 
@@ -192,7 +194,7 @@ def test_no_rate_grows_where_the_signal_has_gone(gone, ema):
         rates.append(run.rule.state.rate)
         before = run.theta.detach().clone()
         run.optimizer.step()
-        run.schedule.confine(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])
+        run.schedule.limit_step(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])
 
     for _ in range(20):
         step(SIGNAL, 1.0)
@@ -217,5 +219,5 @@ def test_a_rate_may_grow_where_no_signal_was_ever_seen():
         run.schedule.step(NOTHING, mean_length=1.0, headroom=run.meant)
         before = run.theta.detach().clone()
         run.optimizer.step()
-        run.schedule.confine(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])  # noqa: B023
+        run.schedule.limit_step(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])  # noqa: B023
     assert run.kl(before) > 0.2 * MEANT

@@ -67,7 +67,7 @@ def measured_lengths(scale_T, seed):
         schedule.step(moments(g_ND.square().sum(1), g_ND.mean(0).square().sum()), mean_length=1.0)
         before = theta.detach().clone()
         optimizer.step()
-        schedule.confine(lambda before=before: (signs_SD @ (theta.detach() - before))[:, None])
+        schedule.limit_step(lambda before=before: (signs_SD @ (theta.detach() - before))[:, None])
         taken.append(schedule.rule.slope.length)
     return taken
 

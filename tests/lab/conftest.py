@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from oblrpo.cli import carry_out
+from oblrpo.cli import run_command
 from oblrpo.policy import make_policy
 from oblrpo.settings import PolicyConfig
 from tests.cli.conftest import called, dense_reward, no_page, oblrpo, small_run
@@ -43,7 +43,7 @@ def lab(monkeypatch, capsys):
 
     def call(name, *arguments):
         run = import_module(f"lab.{name}.__main__").run
-        return called(lambda: carry_out(run), arguments, monkeypatch, capsys)
+        return called(lambda: run_command(run), arguments, monkeypatch, capsys)
 
     yield call
     transformers_logging.enable_progress_bar()

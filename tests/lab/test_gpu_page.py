@@ -133,9 +133,9 @@ def test_a_part_that_is_late_or_fails_leaves_the_others_and_what_it_has(tmp_path
     def fails():
         raise ValueError("no such kernel")
 
-    gpu.carry_out(page, "late", late, time.monotonic() + 0.2)
-    gpu.carry_out(page, "fails", fails, time.monotonic() + 60)
-    gpu.carry_out(page, "fine", lambda: page.say(str(page.has_time(9))), time.monotonic() + 60)
+    gpu.run_part(page, "late", late, time.monotonic() + 0.2)
+    gpu.run_part(page, "fails", fails, time.monotonic() + 60)
+    gpu.run_part(page, "fine", lambda: page.say(str(page.has_time(9))), time.monotonic() + 60)
     late, fails, fine = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert late["tables"][0]["rows"] == [["1"]]
     assert late["said"] == ["The rest was skipped: the time of this part was up."]

@@ -188,7 +188,7 @@ def test_rules_that_were_tried(monkeypatch):
             schedule.step(Moments(1.0, 1.0, 16))
             before = parameter.detach().clone()
             schedule.optimizer.step()
-            schedule.confine(lambda before=before: 0.1 * (parameter.detach() - before)[None])
+            schedule.limit_step(lambda before=before: 0.1 * (parameter.detach() - before)[None])
         assert schedule.target_kl == pytest.approx({"unguided": FIRST**2, "in-steps": 1 / (20 + 4)}[name])
 
     SNRSchedule(torch.optim.SGD([parameter], lr=1.0, momentum=0.99), "any-momentum")  # which auto refuses
@@ -241,7 +241,7 @@ def test_what_updates_would_gain_once_more(monkeypatch):
         schedule.step(Moments(1.0, 1.0, 16))
         before = parameter.detach().clone()
         schedule.optimizer.step()
-        schedule.confine(lambda before=before: (parameter.detach() - before)[None])
+        schedule.limit_step(lambda before=before: (parameter.detach() - before)[None])
         seen[-1]["moved"] = float(parameter.detach() - before)
     for update in seen[:-1]:
         assert update["promise"] == pytest.approx(update["moved"], rel=0.01)

@@ -53,7 +53,7 @@ def test_the_movement_of_the_small_policies_is_their_kl():
     world = World("graded", seed=0)
     schedule = SNRSchedule(torch.optim.SGD([world.weights], lr=3.0), "off")
     felt = []
-    schedule.confine = lambda change: felt.append(mean_kl(change()))
+    schedule.limit_step = lambda change: felt.append(mean_kl(change()))
     with torch.no_grad():
         before_QTV = world.logps(world.features_QF)
         world.step(4096, schedule)

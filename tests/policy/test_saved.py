@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from oblrpo.errors import InputError
 from oblrpo.policy import adopt_policy, byte_tokenizer, load_policy
-from oblrpo.policy.rehearsal import rehearse
+from oblrpo.policy.checks import check_scores
 from oblrpo.policy.saving import check_saved
 from oblrpo.rollout import sample
 from oblrpo.runs import RunFolder
@@ -73,13 +73,13 @@ def test_the_adapter_that_is_trained_is_saved_resumed_and_merged(adapted, tmp_pa
 def test_trained_tokens_of_a_tied_head_are_refused_by_name(adapted):
     policy = adopt_policy(*adapted(trainable_token_indices=[3]), OBJECT)
     with pytest.raises(InputError, match=r"trainable_tokens_delta.* tied .* trainable_token_indices are not taken"):
-        rehearse(policy, "")
+        check_scores(policy, "")
 
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen3-untied-biased"])
 def test_lora_on_an_embedding_is_taken(adapted, family):
     policy = adopt_policy(*adapted(family=family, target_modules=["embed_tokens"]), OBJECT)
-    rehearse(policy, "")
+    check_scores(policy, "")
     assert len(sample(policy, ["ab"], 2, 3, 1.0).completions) == 2
 
 

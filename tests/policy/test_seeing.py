@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from oblrpo.policy import adopt_policy, byte_tokenizer, load_policy, make_policy
-from oblrpo.policy.rehearsal import rehearse
+from oblrpo.policy.checks import check_scores
 from oblrpo.policy.saving import OF_IMAGES, check_saved
 from oblrpo.rollout import sample
 from oblrpo.settings import PolicyConfig
@@ -88,7 +88,7 @@ def test_all_of_it_is_trained_saved_and_exported(folder, tmp_path, lora, given):
     policy = make_policy(PolicyConfig(model=str(folder), device="cpu"))
     policy = adopt_policy(policy.model, policy.tokenizer, config) if given else make_policy(config)
     check_saved(policy, config, given, tmp_path)
-    rehearse(policy, "")
+    check_scores(policy, "")
     for parameter in policy.parameters:
         parameter.data += 0.01 * torch.randn_like(parameter)
     torch.manual_seed(0)

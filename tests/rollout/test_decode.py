@@ -27,7 +27,7 @@ from transformers.cache_utils import DynamicLayer
 from oblrpo.errors import DivergedError
 from oblrpo.rollout import sample
 from oblrpo.rollout import transformers as rollout
-from oblrpo.rollout.decode import BLOCK, Draw, Room, applies, cache_name, decode
+from oblrpo.rollout.decode import BLOCK, Draw, PreallocatedLayer, applies, cache_name, decode
 from oblrpo.scores import logit_norm2
 from tests.scores.models import VOCABULARY
 from tests.scores.zoo import FAMILIES, build_family
@@ -163,7 +163,7 @@ def test_long_completions_get_more_room_by_blocks():
     decode(model, *padded_prompts(), G, longest, {VOCABULARY}, PAD, Draw(0.0))
     moves = sum(before != after for before, after in pairwise(places[1:]))
     assert moves == 1
-    room = Room(_read(1, Q), 2, Q + 3)
+    room = PreallocatedLayer(_read(1, Q), 2, Q + 3)
     assert room.keys.shape[2] == Q + 3  # no more than completions can need
 
 
@@ -175,7 +175,7 @@ def _read(prompts, columns):
 
 def test_rows_move_up_with_what_they_have():
     read = _read(2, Q)
-    room, keys = Room(read, 2, Q + BLOCK), read.keys.repeat_interleave(2, 0)
+    room, keys = PreallocatedLayer(read, 2, Q + BLOCK), read.keys.repeat_interleave(2, 0)
     new = torch.randn(4, 2, 1, 4)
     room.update(new, new)
     room.keep(3, torch.tensor([1]), torch.tensor([3]))

@@ -66,7 +66,7 @@ WAYS = {"multiplied out": -(10**6), "pairs of tokens": 10**6}
 def test_both_ways_at_every_size_of_a_temporary(case, name, way, chunk, monkeypatch):
     """With a head that makes its left factor again; tied, its cross terms with the embedding count."""
     monkeypatch.setattr(contributions, "CHUNK_ELEMENTS", chunk)
-    monkeypatch.setattr(gram, "ROOM", chunk)
+    monkeypatch.setattr(gram, "CACHED_ELEMENTS", chunk)
     monkeypatch.setattr(gram, "MOVED", {"cpu": WAYS[way]})
     model, (ids_ST, mask_ST, prompt, _) = case(name)
     heads = {"model": lambda: logps(model, ids_ST, mask_ST, prompt), "chunked": lambda: chunked()}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oblrpo.errors import InputError
-from oblrpo.objects import take
+from oblrpo.objects import split_objects
 from oblrpo.rewards import Rewards
 from oblrpo.settings import TaskConfig
 from oblrpo.tasks import DataTask, Problem
@@ -21,12 +21,12 @@ HUGE = 10**5000
 
 
 def problems(rows, **settings):
-    words, objects = take(data=rows)
+    words, objects = split_objects(data=rows)
     return data_problems(TaskConfig(data=words["data"], **settings), objects)
 
 
 def word(**row):
-    return take(data=[row])[0]["data"]
+    return split_objects(data=[row])[0]["data"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_verls_parquet_as_it_is(tmp_path):
     file = tmp_path / "train.parquet"
     pandas.DataFrame([VERL] * 2).to_parquet(file)
     for data in ((str(file),), pandas.read_parquet(file)):
-        words, objects = take(data=data)
+        words, objects = split_objects(data=data)
         config = TaskConfig(data=words["data"], answer_column="reward_model.ground_truth")
         problem, _ = found = data_problems(config, objects)
         assert (problem.prompt, problem.answer) == (VERL["prompt"], "42")

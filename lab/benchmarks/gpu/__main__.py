@@ -83,7 +83,7 @@ def head_of(device: str) -> dict[str, str]:
     return head
 
 
-def carry_out(page: Page, title: str, work: Callable[[], None], deadline: float) -> None:
+def run_part(page: Page, title: str, work: Callable[[], None], deadline: float) -> None:
     """Run one part; whatever happens in it, the page and the next part go on."""
     began = time.monotonic()
     page.begin(title)
@@ -118,7 +118,7 @@ def main() -> None:
             run = getattr(importlib.import_module(f"lab.benchmarks.gpu.{module}"), function)
             partial(run, page, arguments.device, arguments.small, **extra)()
 
-        carry_out(page, title, work, began + share / whole * arguments.seconds)
+        run_part(page, title, work, began + share / whole * arguments.seconds)
     print((arguments.output / "GPU.md").read_text())
     raise SystemExit(1 if any(part.wrong for part in page.parts) else 0)
 

@@ -69,7 +69,7 @@ def _line(
     page: Page, names: tuple[str, str, str], dtype: torch.dtype, words: dict[str, Any], device: str, small: bool
 ) -> None:
     """One run of the trainer."""
-    from oblrpo.objects import take
+    from oblrpo.objects import split_objects
     from oblrpo.policy.load import byte_tokenizer
     from oblrpo.report.console import Progress, console_of_program
     from oblrpo.settings import TrainConfig, with_settings
@@ -81,7 +81,7 @@ def _line(
         config = AutoConfig.for_model("qwen3", **COMMON | SIZES[names[0]] | (TINY if small else {}), eos_token_id=1)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     rows = [{"prompt": f"{number:0{4 if small else PROMPT}d}"} for number in range(100)]
-    given, objects = take(model, byte_tokenizer(), rows, rewards=first_token)
+    given, objects = split_objects(model, byte_tokenizer(), rows, rewards=first_token)
     with TemporaryDirectory() as folder:
         settings = given | STEP | words | (TINY_STEP if small else {}) | {"output": f"{folder}/run"}
         trainer = Trainer(with_settings(TrainConfig(), settings, "sizes"), objects=objects)

@@ -32,10 +32,10 @@ KEEP_RUNNING = {"train", "compare", "evaluate"}
 
 def main() -> None:
     """Entry point of `oblrpo`."""
-    carry_out(dispatch, keep_running=bool(KEEP_RUNNING & set(sys.argv[1:2])))
+    run_command(dispatch, keep_running=bool(KEEP_RUNNING & set(sys.argv[1:2])))
 
 
-def carry_out(command: Callable[[list[str]], None], keep_running: bool = False) -> None:
+def run_command(command: Callable[[list[str]], None], keep_running: bool = False) -> None:
     """Call a command with the words of the command line; with `keep_running` also when nobody reads its output.
 
     Raises:

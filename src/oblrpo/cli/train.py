@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from oblrpo.cli.flags import COMMON, misplaced, parse, print_settings
-from oblrpo.commands import carry_out, check_files, check_settings, saved_settings, summary_of
+from oblrpo.commands import check_files, check_settings, run_training, saved_settings, summary_of
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, yaml_text
 
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> None:
         peak = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, libraries)
         print(f"memory     {peak}")
         return
-    carry_out(trainer, Progress(Console(soft_wrap=True, markup=False)))
+    run_training(trainer, Progress(Console(soft_wrap=True, markup=False)))
     print(summary_of(trainer))
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from oblrpo.compare.summary import ENDED, Curve, Result, Summary, band
-from oblrpo.report.charts import INK, Line, below_legend, chart, drawing, error_bar, legend, look
+from oblrpo.report.charts import INK, Line, below_legend, chart, drawing, error_bar, legend, line_style
 from oblrpo.report.curves import averages
 from oblrpo.tables.baselines import COMPARED
 from oblrpo.tables.metrics import AVERAGED_STEPS
@@ -61,7 +61,7 @@ def rates(summary: Summary) -> list[Markup]:
         for number, outcome in enumerate(summary.outcomes):
             if not outcome.by_rate:
                 continue
-            color, dashes = look(number)
+            color, dashes = line_style(number)
             middle = [statistics.fmean(values) for values in outcome.by_rate.values()]
             pairs = list(zip(middle, outcome.by_rate.values(), strict=True))
             below = [max(0.0, mean - min(values)) for mean, values in pairs]
@@ -80,10 +80,10 @@ def rates(summary: Summary) -> list[Markup]:
         windows = [(n, o.window) for n, o in enumerate(summary.outcomes) if o.window]
         for place, (number, window) in enumerate(windows, start=1):
             y = low - place * gap
-            axes.plot([window.low, window.high], [y, y], color=look(number)[0], linewidth=4, alpha=0.6)
+            axes.plot([window.low, window.high], [y, y], color=line_style(number)[0], linewidth=4, alpha=0.6)
             for end, opened, mark in ((window.low, window.open_low, "<"), (window.high, window.open_high, ">")):
                 if opened:
-                    axes.plot([end], [y], mark, color=look(number)[0], markersize=6)
+                    axes.plot([end], [y], mark, color=line_style(number)[0], markersize=6)
         axes.set_ylim(low - (len(windows) + 1) * gap, high)
         legend(axes)
 
@@ -119,7 +119,7 @@ def variances(summary: Summary) -> list[Markup]:
             shift = 0.5 * ((number + 0.5) / len(shown) - 0.5)
             for place, ratio in ratios:
                 name = summary.outcomes[number].variant.name if place == ratios[0][0] else None
-                color = look(number)[0]
+                color = line_style(number)[0]
                 axes.errorbar([place + shift], [ratio.value], error_bar(ratio), color=color, marker="o", markersize=4,
                               capsize=2, linestyle="", label=name)  # fmt: skip
         axes.set_xticks(range(len(COMPARED)), COMPARED)

@@ -92,10 +92,10 @@ class Stretch:
             self.solved = accuracy + margin >= SOLVED_ACCURACY
 
 
-def come_to(earned: float, columns: Mapping[str, Column]) -> tuple[float, bool]:
-    """How far a reward lies above the lowest so far, 0 if it is not the highest; and whether it was come to by steps.
+def rise_to(earned: float, columns: Mapping[str, Column]) -> tuple[float, bool]:
+    """How far a reward lies above the lowest so far, 0 if it is not the highest; and whether it was reached by steps.
 
-    Those of a task that is being solved come near it, or keep their pace, and differ less and less.
+    The rewards of a task that is being solved come near it, or keep their pace, and differ less and less.
     """
     rewards, spreads, best = (columns.get(key) for key in ("reward", "reward_std", "reward_max"))
     if not rewards or not rewards.count:
@@ -182,7 +182,7 @@ class Outages:
         # the chance that such a row is followed by one
         usual = min(0.8, max(CHANCE, 0.1**self.every, self.begun / (self.differing + 1)))
         self.begun += same
-        rise, risen = come_to(reward, columns)
+        rise, risen = rise_to(reward, columns)
         again = self.solved is not None and math.isclose(self.solved.earned, reward, rel_tol=ROUNDING)
         needed = max(ROWS, round(math.log(CHANCE) / math.log(usual)))
         return Stretch(reward, step, needed, rise, max(ROWS_PLAIN, math.ceil(PLAIN / self.every)), risen or again)

@@ -216,7 +216,7 @@ class MeasuredRate:
     only on what was felt: where even a lengthened update moves nothing, the rate stays.
 
     Cost: a copy of the trained parameters during the step, the last update in bfloat16 between steps, and whatever
-    forward the caller spends on `confine`.
+    forward the caller spends on `limit_step`.
 
     Args:
         gauge: measures the updates, and holds the parameters.
@@ -325,14 +325,14 @@ class MeasuredRate:
         return state.signal_over
 
     @torch.no_grad()
-    def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
+    def limit_step(self, change: Callable[[], Tensor], used: float | None) -> Step:
         """Measure the update and shorten it until its step takes at most what the user allows and 4 times the KL meant.
 
         The first one is made as long as it was meant, for how far a run's first rate goes was not known; where a
         scheduler has lowered that rate, as much shorter. An update along u at a lower rate is the same update, shorter;
         the optimizer's own state does not depend on it.
 
-        `change` is that of `SNRSchedule.confine`, `used` the rate that the update was made at; None: one that the
+        `change` is that of `SNRSchedule.limit_step`, `used` the rate that the update was made at; None: one that the
         schedule did not set.
 
         Raises:

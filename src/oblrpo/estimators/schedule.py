@@ -42,7 +42,7 @@ class KLAdaptive:
         return self.rate / self.start
 
     @torch.no_grad()
-    def confine(self, change: Callable[[], Tensor], used: float | None) -> Step:
+    def limit_step(self, change: Callable[[], Tensor], used: float | None) -> Step:
         """Measure the update, which stays as it is, and choose the rate of the next one."""
         kl = self.gauge.kl(change, used)
         self.gauge.copies = []
@@ -79,10 +79,10 @@ class SNRSchedule:
     - `auto` sets the rate at which a step is as long as the gradients after the last ones say that they should have
       been (`MeasuredRate`); eta_0 is forgotten after the first update. The optimizer gets gradients in units of their
       scale, and what momentum holds is weighted by it.
-      Call `confine` after every `optimizer.step()`, give `step` the outputs' mean length, and leave the gradient in
+      Call `limit_step` after every `optimizer.step()`, give `step` the outputs' mean length, and leave the gradient in
       `.grad` for it.
     - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
-      where it starts. It needs `confine`, too.
+      where it starts. It needs `limit_step`, too.
     - `ess` takes sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616).
     - `off` takes the factor 1; the moments are still averaged for `smoothed`.
 
@@ -151,7 +151,7 @@ class SNRSchedule:
         kl = SCHEDULES[mode].nats if kl is None else kl
         self.settings = RateSettings(floor, ceiling, kl, growth, shrinkage, updates)
         self.measures_updates = SCHEDULES[mode].measures_updates
-        """Whether `confine` has to be called after every `optimizer.step()`."""
+        """Whether `limit_step` has to be called after every `optimizer.step()`."""
         self.rule: MeasuredRate | KLAdaptive | None = None
         """What sets the rate where updates are measured."""
         if self.measures_updates:
@@ -229,7 +229,7 @@ class SNRSchedule:
             elif self._unmeasured is None:
                 self.factor = self.rule.factor(self.average, facts)
             else:
-                raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
+                raise ValueError("the last update was not measured: call `limit_step` after every optimizer.step().")
             self.factor *= min(1.0, self._steps / self.warmup if self.warmup else 1.0)
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
@@ -237,7 +237,7 @@ class SNRSchedule:
             self._pending.append((group, eta_0, eta_0 * self.factor))
         return self.factor
 
-    def confine(self, change: Callable[[], Tensor]) -> Step:
+    def limit_step(self, change: Callable[[], Tensor]) -> Step:
         """Measure how far `optimizer.step()` has moved the policy; `auto` shortens an update that went too far.
 
         `auto` and `kl` need it (`measures_updates`); the other modes only measure.
@@ -252,7 +252,7 @@ class SNRSchedule:
             ValueError: a change is NaN or infinite, or `auto` cannot measure it.
         """
         used, self._unmeasured = self._unmeasured, None
-        taken = Step(mean_kl(change()), 1.0) if self.rule is None else self.rule.confine(change, used)
+        taken = Step(mean_kl(change()), 1.0) if self.rule is None else self.rule.limit_step(change, used)
         if not math.isfinite(taken.kl):
             raise ValueError("log-probabilities are NaN or infinite after the update.")
         return taken
@@ -267,7 +267,7 @@ class SNRSchedule:
         if self.rule is not None:
             if self._unmeasured is not None:
                 raise ValueError(
-                    "two updates in one step: call `step` before and `confine` after each optimizer.step()."
+                    "two updates in one step: call `step` before and `limit_step` after each optimizer.step()."
                 )
             self._unmeasured = max((float(used) for _, _, used in self._pending), default=None)
         self.restore()

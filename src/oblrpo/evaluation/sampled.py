@@ -13,7 +13,7 @@ from oblrpo.errors import InputError
 from oblrpo.evaluation.evaluate import Estimate, Evaluation, Grader, Ids, batches_of, evaluate, read_completions
 from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
-from oblrpo.policy.model import ROOM
+from oblrpo.policy.model import LEAST_COMPLETION
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler, TransformersSampler, VLLMSampler
 from oblrpo.runs import locked, read_rows, write_atomically
@@ -129,7 +129,7 @@ def collect(
     prompts, length = [problem.prompt for problem in problems], sampling.max_completion_length
     if length is None:
         longest, length = policy.room(prompts, LONGEST)
-        length = sampling.fit(longest, length, ROOM)
+        length = sampling.fit(longest, length, LEAST_COMPLETION)
     else:
         sampling.fit(max(policy.lengths(prompts, length)), length, least=length)
     settings = settings_of(policy, problems, sampling, length)

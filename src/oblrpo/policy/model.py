@@ -27,7 +27,7 @@ READING, CALLS = 24, {"cpu": 10**8, "cuda": 2 * 10**12}
 On a CPU SmolLM2's took as long as about 24 tokens; a GPU's is a reckoning (30 ms of calls, 400 TFLOP/s), not measured.
 """
 BLOCK = 1024  # prompts that are tokenized at a time where only their lengths are kept
-ROOM = 64
+LEAST_COMPLETION = 64
 """Tokens that a completion keeps, where no number is set and the model's context leaves few."""
 
 
@@ -162,7 +162,7 @@ class Policy:
 
     def room(self, prompts: Sequence[Prompt], most: int, spare: int = 1) -> tuple[int, int]:
         """Return the tokens of the longest prompt, and those that a context with `spare` such leaves, up to `most`."""
-        least = min(most, ROOM)
+        least = min(most, LEAST_COMPLETION)
         longest = max(self.lengths(prompts, least))
         return longest, max(least, min(most, self.longest - spare * longest))
 

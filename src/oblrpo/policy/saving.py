@@ -102,8 +102,8 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
 
 def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) -> str:
     """What is other in what a checkpoint brings back, in words; empty if nothing is."""
+    from oblrpo.policy.checks import two_rows
     from oblrpo.policy.load import load_policy
-    from oblrpo.policy.rehearsal import two_rows
 
     inner, own = without_adapters(policy.model), _weights(policy.model)
     tied, size = inner.all_tied_weights_keys, sum(weight.numel() * weight.element_size() for weight in own.values())

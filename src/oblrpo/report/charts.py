@@ -122,14 +122,14 @@ def short(value: float) -> str:
     return f"{value}"
 
 
-def look(number: int) -> tuple[str, str]:
+def line_style(number: int) -> tuple[str, str]:
     """Return colour and dashes of the line with this number, from 0; no two of the first forty look alike."""
     return COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
 
 
 def draw_line(axes: Axes, line: Line, number: int) -> None:
     """Draw a curve, its interval as a band, and its dots."""
-    color, dashes = look(number)
+    color, dashes = line_style(number)
     y = _floats(line.y)
     axes.plot(
         line.x, y, dashes, color=color, label=seen(line.label), linewidth=1.6, marker="." if len(y) < 30 else None

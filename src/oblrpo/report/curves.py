@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from oblrpo.intervals import Z95, around, geometric_mean, smooth
 from oblrpo.report import charts
-from oblrpo.report.charts import INK, Line, error_bar, look, short
+from oblrpo.report.charts import INK, Line, error_bar, line_style, short
 from oblrpo.report.html import seen
 from oblrpo.report.record import RunRecord, accuracy_margin
 from oblrpo.runs import Metrics
@@ -164,7 +164,7 @@ def variances(record: RunRecord, chart: Chart) -> list[Markup]:
         axes.axvline(1, color=INK, linewidth=1, linestyle=":")
         for place, name in enumerate(order):
             ratio, unbiased = ratios[name], name in UNBIASED
-            color = look(0 if unbiased else 8)[0]
+            color = line_style(0 if unbiased else 8)[0]
             axes.errorbar([ratio.value], [-place], xerr=error_bar(ratio), color=color, marker="o", markersize=6,
                           capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
             axes.text(1.02, -place, short(ratio.value), transform=axes.get_yaxis_transform(), va="center")

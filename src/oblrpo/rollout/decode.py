@@ -171,7 +171,7 @@ def decode(
         return None
     logits_SV = logits_SV.repeat_interleave(copies, 0)
     for index in range(len(prompts.layers)):  # one after another: the prompts' own keys are let go
-        prompts.layers[index] = Room(prompts.layers[index], copies, mask_PQ.shape[1] + longest - 1)
+        prompts.layers[index] = PreallocatedLayer(prompts.layers[index], copies, mask_PQ.shape[1] + longest - 1)
     mask_SQ = mask_PQ.repeat_interleave(copies, 0)
     mask_ST = torch.cat([mask_SQ, mask_SQ.new_ones(len(mask_SQ), longest)], 1)
     live = _Live(prompts, torch.arange(len(mask_SQ), device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
@@ -224,7 +224,7 @@ class _Live:
         return token_N
 
 
-class Room(DynamicLayer):  # type: ignore[misc]
+class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
     """One layer's keys and values of S rows, (S, heads, columns, width), of which the first `rows` are in use.
 
     The memory is there before they are: they are written in place, and rows that have ended leave it. Row p G + j is

@@ -20,7 +20,7 @@ element; one processor takes the whole sum, so that sums are split into blocks."
 STRIPS, SLIM = 4, 1 << 10
 """Of inner products of pairs of tokens a GPU takes what is above the diagonal in so many strips, (1 + 1 / STRIPS) / 2
 of all (with 8, slimmer, no less time by the operations), but all where so few tokens do not fill it."""
-ROOM = 1 << 18
+CACHED_ELEMENTS = 1 << 18
 """How many elements of gradients are multiplied out at a time on a CPU, whose cache holds them (1 MB is within a fifth
 of a product of all, 16 MB takes half as much again)."""
 
@@ -76,10 +76,14 @@ def _of_dense(parts: list[Matrix], G: int) -> Tensor:
     """From the gradients, of which a few rows are multiplied out at a time where all are too large."""
     first, grams = parts[0], []
     wide_columns = first.columns + max(part.tokens if part.room else 0 for part in parts)
-    for groups in contributions.chunks(first.sequences // G, G * first.rows * wide_columns, first.right, cpu=ROOM):
+    for groups in contributions.chunks(
+        first.sequences // G, G * first.rows * wide_columns, first.right, cpu=CACHED_ELEMENTS
+    ):
         rows = slice(groups.start * G, groups.stop * G)
         gram_PGG: Tensor | None = None
-        for block in contributions.chunks(first.rows, (rows.stop - rows.start) * wide_columns, first.right, cpu=ROOM):
+        for block in contributions.chunks(
+            first.rows, (rows.stop - rows.start) * wide_columns, first.right, cpu=CACHED_ELEMENTS
+        ):
             total: Tensor | None = None
             for part in parts:
                 # On CUDA of a short type, in which autograd would have the gradient.

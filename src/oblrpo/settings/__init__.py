@@ -9,8 +9,8 @@ from oblrpo.settings.annotations import (
     adjustable,
     check_ranges,
     may_change_on_resume,
-    refuse_idle,
     refuse_named,
+    refuse_no_effect,
 )
 from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
 from oblrpo.settings.mappings import VLLM
@@ -51,6 +51,6 @@ __all__ = [
     "RewardsConfig", "RolloutConfig", "RunConfig", "SamplerConfig", "SamplingConfig", "ScoresConfig", "TaskConfig",
     "TrainConfig", "WarmStartConfig", "adjustable", "as_in_run", "as_type", "check_ranges", "check_sampling",
     "every_value", "file_named", "flags_in", "flatten", "hint", "load_recipe", "may_change_on_resume", "read_yaml",
-    "read_yaml_file", "recipe_settings", "refuse_idle", "refuse_named", "settings_in", "with_fields", "with_file",
+    "read_yaml_file", "recipe_settings", "refuse_named", "refuse_no_effect", "settings_in", "with_fields", "with_file",
     "with_settings", "yaml_line", "yaml_text",
 ]  # fmt: skip

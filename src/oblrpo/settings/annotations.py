@@ -42,7 +42,7 @@ ADJUSTABLE = "adjustable"
 
 
 @dataclass(frozen=True)
-class Idle:
+class NoEffect:
     """The setting has no effect under some configs; a run refuses it there if it was set."""
 
     why: str
@@ -78,7 +78,7 @@ def check_ranges(config: Any) -> None:
                 raise InputError(f"{name} is {value}; it must be {wanted}.")
 
 
-def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
+def refuse_no_effect(given: abc.Mapping[str, str], config: Any) -> None:
     """Refuse settings that were set (`given`, with how they are written there) and that a run of `config` ignores."""
     idle: dict[str, list[str]] = {}
     written = dict(given)
@@ -86,7 +86,7 @@ def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
         for note in notes:
             if isinstance(note, Holds) and name in given:  # who has set a mapping has set the keys in it
                 written |= {f"{name}.{key}": f"{key} in {given[name]}" for key in value}
-            if isinstance(note, Idle) and note.when(config):
+            if isinstance(note, NoEffect) and note.when(config):
                 idle.setdefault(note.why.format(task=config.task.task), []).append(name)
     refuse_named(written, idle)
 
@@ -119,21 +119,21 @@ def _generated(config: Any) -> bool:
     return not config.task.data and not _benchmark(config)
 
 
-LOADED = Idle("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
-BUILT = Idle("no model is loaded", lambda c: not c.policy.model)
-NO_WARM_START = Idle("warm_start_steps is 0", lambda c: not c.warm_start.begins)
-FROM_ROWS = Idle("sft_data are learned as they are", lambda c: bool(c.warm_start.sft_data))
-OWN_DATA = Idle("the problems come from data", lambda c: bool(c.task.data) and not _benchmark(c))
-BENCHMARK = Idle("{task} names its columns itself", _benchmark)
-GENERATED = Idle("the task '{task}' generates its problems", _generated)
-BENCHMARK_PROMPT = Idle(BENCHMARK.why, lambda c: _benchmark(c) and not c.warm_start.sft_data)
-GENERATED_PROMPT = Idle(GENERATED.why, lambda c: _generated(c) and not c.warm_start.sft_data)
-OWN_TEST = Idle(  # eval_data, or the splits of a benchmark on the hub
+LOADED = NoEffect("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
+BUILT = NoEffect("no model is loaded", lambda c: not c.policy.model)
+NO_WARM_START = NoEffect("warm_start_steps is 0", lambda c: not c.warm_start.begins)
+FROM_ROWS = NoEffect("sft_data are learned as they are", lambda c: bool(c.warm_start.sft_data))
+OWN_DATA = NoEffect("the problems come from data", lambda c: bool(c.task.data) and not _benchmark(c))
+BENCHMARK = NoEffect("{task} names its columns itself", _benchmark)
+GENERATED = NoEffect("the task '{task}' generates its problems", _generated)
+BENCHMARK_PROMPT = NoEffect(BENCHMARK.why, lambda c: _benchmark(c) and not c.warm_start.sft_data)
+GENERATED_PROMPT = NoEffect(GENERATED.why, lambda c: _generated(c) and not c.warm_start.sft_data)
+OWN_TEST = NoEffect(  # eval_data, or the splits of a benchmark on the hub
     "held-out problems have a source of their own",
     lambda c: not _generated(c) and bool(c.task.eval_data or not c.task.data),
 )
-NO_PROJECTS = Idle(
+NO_PROJECTS = NoEffect(
     "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)
 )
-ONE_UPDATE = Idle("every batch gets one update (num_iterations)", lambda c: c.algorithm.num_iterations == 1)
-NO_VLLM = Idle("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
+ONE_UPDATE = NoEffect("every batch gets one update (num_iterations)", lambda c: c.algorithm.num_iterations == 1)
+NO_VLLM = NoEffect("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")

@@ -290,7 +290,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)  # its room is needed by what measures the update
         try:
             if change is not None:  # how far the policy moved; an update that went too far is shortened
-                kl, left = schedule.confine(change)
+                kl, left = schedule.limit_step(change)
                 factor, rate = factor * left, rate * left
         finally:  # a schedule cannot measure an update that broke the policy
             check_finite("weight", torch.stack([parameter.detach().sum() for parameter in parameters]))

@@ -56,8 +56,8 @@ class Schedule:
     """How far an update may or should move the policy, in nats an output, unless the user sets it."""
     state_bytes_per_parameter: int = 0  # the bytes that it keeps of every trained number between steps
     measures_updates: bool = False
-    """Whether it sets the rate itself, from how far each update has moved the policy: `SNRSchedule.confine` has to be
-    called after every one."""
+    """Whether it sets the rate itself, from how far each update has moved the policy: `SNRSchedule.limit_step` has to
+    be called after every one."""
     needs_signal: bool = True  # whether it sets no rate before signal and noise were measured
     needs_moments: bool = False
     """Whether its factor is made of signal and noise of every step, so that every step is looked at if not set."""

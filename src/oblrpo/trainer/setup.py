@@ -13,8 +13,8 @@ from oblrpo.estimators import BASELINES, SNRSchedule
 from oblrpo.memory import keep_freed
 from oblrpo.objects import Objects
 from oblrpo.policy import Policy, adopt_policy, check_policy, load_policy, make_policy
-from oblrpo.policy.model import ROOM
-from oblrpo.policy.rehearsal import check_lengths, rehearse
+from oblrpo.policy.checks import check_lengths, check_scores
+from oblrpo.policy.model import LEAST_COMPLETION
 from oblrpo.policy.saving import check_saved
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rewards import Rewards
@@ -132,7 +132,7 @@ def make_learner(
 
     `rows` is the number of prompts of the task; None: without number.
     """
-    rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
+    check_scores(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm, iterations = resolve(config.algorithm, optim), config.algorithm.num_iterations
     groups = MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
@@ -224,7 +224,7 @@ def adjust(
         if not (config.policy.model or now["sft_data"] or now["warm_start_steps"]):
             room, why["max_completion_length"] = min(room, UNTRAINED), "a policy that is built begins with random text"
         longest, of_model = policy.room(prompts, room, spare := 1 if data else 2)  # those yet to come may be longer
-        if (room := config.rollout.fit(longest, of_model, ROOM, spare)) < of_model:
+        if (room := config.rollout.fit(longest, of_model, LEAST_COMPLETION, spare)) < of_model:
             why["max_completion_length"] = "vllm_args.max_model_len"
     else:
         config.rollout.fit(longest := max(policy.lengths(prompts, room)), room, least=room)

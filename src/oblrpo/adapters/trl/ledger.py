@@ -17,7 +17,7 @@ from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.policy.rehearsal import noise
+from oblrpo.policy.checks import noise
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 from oblrpo.step.look import gram_of, ledger_metrics, ledger_of, look

@@ -20,8 +20,8 @@ from oblrpo.adapters.trl.config import OBLRPOConfig, beside_the_reward, check_tr
 from oblrpo.adapters.trl.sampling import check_reported, not_the_policy_s
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import SNRSchedule, headroom
+from oblrpo.policy.checks import check_lengths, check_scores, noise
 from oblrpo.policy.load import check_values
-from oblrpo.policy.rehearsal import check_lengths, noise, rehearse
 from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.decode import Drawn
 from oblrpo.rollout.weights import checkpoint_weights
@@ -68,7 +68,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._policy = policy_of(self)
         counts = hasattr(self.train_dataset, "__len__") and not stands_in
         with in_eval_mode(self.model):
-            rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
+            check_scores(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
             check_lengths(self._policy, lambda: self._longest_row(counts))
             self.model.train()  # as TRL takes its loss
             noisy = noise(self._policy) or noise_to_come(self.model, args)
@@ -315,7 +315,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.model.zero_grad(set_to_none=True)  # its room, for what measures the update
             if change is not None:
                 try:
-                    step = self._schedule.confine(change)
+                    step = self._schedule.limit_step(change)
                 except ValueError as error:
                     raise InputError(f"the update cannot be measured: {error}") from None
                 factor, self._rate = factor * step.share, self._rate * step.share

@@ -1,4 +1,4 @@
-"""The FSDP2 engine of verl with scores and a rate of its own, and what runs on it: measuring, rehearsal, the worker."""
+"""The FSDP2 engine of verl with scores and a rate of its own: measuring, the check of a model, the worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, sc
 from oblrpo.adapters.verl.settings import MODEL, Settings, read_settings
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
-from oblrpo.policy.rehearsal import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
+from oblrpo.policy.checks import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step.flow import NO_SIGNAL
 
@@ -43,12 +43,12 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """The engine `FSDPEngineWithLMHead` with looks at scores and a rate that follows the signal-to-noise ratio."""
 
     def configure(self, settings: Settings, longest: int = 0) -> None:
-        """Prepare the schedule, and rehearse; to be called once the optimizer is there, on every rank."""
+        """Prepare the schedule, and check the model; to be called once the optimizer is there, on every rank."""
         self.settings = settings
         self._schedule = estimators.SNRSchedule(
             self.optimizer, settings.schedule, kl=settings.kl, low_precision=low_precision(self)
         )
-        rehearse(self, longest)
+        check_engine(self, longest)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
         """Do as verl does; with a look where the trainer requests scores.
@@ -130,7 +130,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Measure how far the update moved the policy, on every rank's outputs, and shorten it if it went too far."""
         self.optimizer_zero_grad()  # its room, for what measures the update
         try:
-            step = self._schedule.confine(self._movement.change)
+            step = self._schedule.limit_step(self._movement.change)
         except ValueError as error:
             raise InputError(f"the update cannot be measured: {error}") from None
         self._metrics["lr_used"] *= step.share
@@ -239,7 +239,7 @@ PROMPT, RESPONSE = 3, 5
 UNPACK = f"set {MODEL}.use_remove_padding=False."
 
 
-def rehearse(engine: Any, longest: int) -> None:
+def check_engine(engine: Any, longest: int) -> None:
     """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
 
     It runs before anything is sampled: what would not be exact is refused then, with its cure. `longest` is the most
@@ -301,7 +301,7 @@ def _log_probs(engine: Any, shift: int) -> Tensor:
     }
     nested = {key: torch.nested.as_nested_tensor([*each], layout=torch.jagged) for key, each in tensors.items()}
     with engine.eval_mode():
-        data = tu.get_tensordict({**nested, "uid": ["rehearsal"] * len(rows_ST)}, settings)
+        data = tu.get_tensordict({**nested, "uid": ["check"] * len(rows_ST)}, settings)
         log_probs: Tensor = engine.score(data)["model_output"]["log_probs"].unbind()[1]
     return log_probs[PROMPT - 1 : -1]
 

@@ -23,7 +23,7 @@ from transformers import (
 
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
-from oblrpo.policy.rehearsal import check_lengths, noise, rehearse
+from oblrpo.policy.checks import check_lengths, check_scores, noise
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout import sample
 
@@ -175,7 +175,7 @@ def test_noise_is_what_two_forwards_of_the_same_tokens_differ_by(what, evaluated
     assert bool(noise(policy)) == evaluated
     if evaluated:
         with pytest.raises(InputError, match=r"forwards in eval mode, too \(random numbers; the same tokens"):
-            rehearse(policy, "")
+            check_scores(policy, "")
     assert bool(noise(in_training(policy))) == trained
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -21,7 +21,7 @@ MIXES, MIXES_SHORT = 1e-3, 0.5
 which experts that get other tokens may round a token in another way."""
 
 
-def rehearse(policy: Policy, cure: str) -> None:
+def check_scores(policy: Policy, cure: str) -> None:
     """Take scores of two short rows and forget them; `cure` says how to adapt attention alone, if that would do."""
     if found := noise(policy):
         raise InputError(
