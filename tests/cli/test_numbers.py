@@ -67,8 +67,8 @@ def accuracies(monkeypatch):
     given = iter([0.1, 0.9, 0.9, 0.3, 0.2, 0.4])
 
     def told(*args):
-        found = heldout_accuracy(*args)
-        return type(found)(**(vars(found) | {"value": next(given)}))
+        found, rows = heldout_accuracy(*args)
+        return type(found)(**(vars(found) | {"value": next(given)})), rows
 
     monkeypatch.setattr(loop, "heldout_accuracy", told)
 

@@ -55,7 +55,12 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     assert rows[-1]["num_tokens"] > rows[1]["num_tokens"] > 0
     best = max(rows[::2], key=lambda row: row["eval/accuracy"])["step"]
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_3", "step_4", f"step_{best}"}
-    assert {p.name for p in (run / "completions").iterdir()} == {f"step_{n}.jsonl" for n in range(1, 5)}
+    kept = {f"step_{n}.jsonl" for n in range(1, 5)} | {f"heldout_step_{n}.jsonl" for n in (0, 2, 4)}
+    assert {p.name for p in (run / "completions").iterdir()} == kept
+    for row in rows[::2]:
+        text = (run / f"completions/heldout_step_{row['step']}.jsonl").read_text()
+        heldout = [json.loads(line) for line in text.splitlines()]
+        assert sum(each["reward"] for each in heldout) / len(heldout) == pytest.approx(row["eval/accuracy"])
     completions = [json.loads(line) for line in (run / "completions" / "step_2.jsonl").read_text().splitlines()]
     assert len(completions) == 12
     for row in completions:

@@ -1,6 +1,7 @@
 """Held-out accuracy where completions were masked."""
 
 import math
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.settings import RolloutConfig
+from oblrpo.tasks import Problem
 
 
 @pytest.mark.parametrize(
@@ -19,13 +21,18 @@ from oblrpo.settings import RolloutConfig
     ],
 )
 def test_masked_completions_are_left_out(tiny_policy, valid, value, stderr):
-    sampler = SimpleNamespace(sample=lambda *_: SimpleNamespace(completions=None, ids=None))
-    problems = [SimpleNamespace(prompt="a"), SimpleNamespace(prompt="b")]
+    sampler = SimpleNamespace(sample=lambda *_: SimpleNamespace(completions=["1", "9", "0", "5"], ids=None))
+    problems = [Problem("a", "1"), Problem("b", "")]
     config = RolloutConfig(prompts_per_step=2, num_generations=2)
     before = torch.random.get_rng_state()
-    found = heldout_accuracy(tiny_policy, lambda *_: ([[1.0, 9.0], [0.0, 0.5]], valid), problems, 2, config, 0, sampler)
+    rewards = [[1.0, 9.0], [0.0, 0.5]]
+    found, rows = heldout_accuracy(tiny_policy, lambda *_: (rewards, valid), problems, 2, config, 0, sampler)
     assert (found.value, found.stderr) == pytest.approx((value, stderr), nan_ok=True)
     assert torch.equal(torch.random.get_rng_state(), before)
+    earned = [reward if counts else None for reward, counts in zip((1.0, 9.0, 0.0, 0.5), chain(*valid), strict=True)]
+    asked = [("a", "1", "1"), ("a", "1", "9"), ("b", "", "0"), ("b", "", "5")]
+    assert [(row["prompt"], row["answer"], row["completion"]) for row in rows] == asked
+    assert [row["reward"] for row in rows] == earned
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(5, [2, 2, 1]), (12, [1] * 5), (99, [1] * 5), (1, [5])])
@@ -35,11 +42,11 @@ def test_as_many_completions_are_drawn_at_once_as_in_training(tiny_policy, sampl
 
     def sample(prompts, count, *_):
         drawn.append(len(prompts))
-        return SimpleNamespace(completions=None, ids=None)
+        return SimpleNamespace(completions=["1"] * len(prompts) * samples, ids=None)
 
     def rewards(part, *_):
         return [[0.5] * samples] * len(part), [[True] * samples] * len(part)
 
-    problems, config = [SimpleNamespace(prompt="a")] * 5, RolloutConfig(prompts_per_step=4, num_generations=3)
+    problems, config = [Problem("a", "1")] * 5, RolloutConfig(prompts_per_step=4, num_generations=3)
     heldout_accuracy(tiny_policy, rewards, problems, samples, config, 0, SimpleNamespace(sample=sample))
     assert drawn == sizes

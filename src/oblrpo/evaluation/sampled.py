@@ -210,8 +210,12 @@ def heldout_accuracy(
     rollout: RolloutConfig,
     seed: int,
     sampler: Sampler,
-) -> Estimate:
-    """Return avg@k of the policy, sampled as in training; torch's random state is put back afterwards."""
+) -> tuple[Estimate, list[dict[str, Any]]]:
+    """Return avg@k of the policy, sampled as in training, and its completions; torch's random state is put back.
+
+    A completion is {prompt, answer, completion, reward}, those of a prompt side by side; a masked one has no reward.
+    """
+    rows = list[dict[str, Any]]()
 
     def drawn() -> Iterator[tuple[list[Problem], list[str], Ids]]:
         at_once = max(1, rollout.prompts_per_step * rollout.num_generations // samples)
@@ -221,9 +225,14 @@ def heldout_accuracy(
             draws = sampler.sample(prompts, samples, rollout.max_completion_length, rollout.temperature)
             yield part, draws.completions, draws.ids
 
-    def grade(*batch: Any) -> tuple[list[list[float]], list[list[bool]]]:
-        values_PG, valid_PG = rewards(*batch)
-        return torch.tensor(values_PG, device="cpu").tolist(), valid_PG  # in the precision that a step has them in
+    def grade(part: list[Problem], texts: list[str], ids: Ids) -> tuple[list[list[float]], list[list[bool]]]:
+        values_PG, valid_PG = rewards(part, texts, ids)
+        values_PG = torch.tensor(values_PG, device="cpu").tolist()  # in the precision that a step has them in
+        for s, text in enumerate(texts):
+            p, g = divmod(s, samples)
+            asked = {"prompt": part[p].text, "answer": part[p].answer}
+            rows.append(asked | {"completion": text, "reward": values_PG[p][g] if valid_PG[p][g] else None})
+        return values_PG, valid_PG
 
     with policy.seeded(seed):
-        return evaluate(drawn(), samples, grade).average()
+        return evaluate(drawn(), samples, grade).average(), rows

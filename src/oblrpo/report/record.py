@@ -8,7 +8,7 @@ from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
-from oblrpo.runs import Metrics, RunFolder
+from oblrpo.runs import HELD_OUT, Metrics, RunFolder
 from oblrpo.runs.logs import newest_state
 from oblrpo.settings import TrainConfig, flatten, settings_in
 from oblrpo.tables.algorithms import ALGORITHMS
@@ -62,6 +62,30 @@ class RunRecord:
             if missing := needed - row.keys():
                 raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
         return rows
+
+
+def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int = 8) -> list[dict[str, Any]]:
+    """The first held-out prompts, with what the policy said to each when it was first measured, and when it was last.
+
+    Each is {prompt, answer, before, after}, and before and after are {completion, reward}, the first completion of the
+    prompt; empty where the run keeps no completions of two measurements.
+    """
+    firsts: list[dict[str, dict[str, Any]]] = []
+    for step in [row["step"] for row in (*measured[:1], *measured[1:][-1:])]:
+        rows = folder.read_completions(step, HELD_OUT)
+        firsts.append({row["prompt"]: row for row in reversed(rows)})
+    if len(firsts) < 2:
+        return []
+    before, after = firsts
+    shared = [prompt for prompt in reversed(before) if prompt in after][:most]
+    return [
+        {"prompt": prompt, "answer": before[prompt]["answer"]}
+        | {
+            when: {key: rows[prompt][key] for key in ("completion", "reward")}
+            for when, rows in (("before", before), ("after", after))
+        }
+        for prompt in shared
+    ]
 
 
 def accuracy_margin(row: Metrics) -> float | None:

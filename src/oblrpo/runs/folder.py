@@ -69,10 +69,14 @@ class Identity:
         return replace(self, sources={**sources, **kept}, left={})
 
 
+HELD_OUT = "heldout_"  # how the file of completions of held-out prompts begins
+
+
 class RunFolder:
     """RUN/: `config.yaml`, `metrics.jsonl`, `completions/step_N.jsonl`, `checkpoints/step_N/`, `report.html`.
 
-    There is also `failure.txt`, while what ended the run has not been fixed.
+    `completions/heldout_step_N.jsonl` has those of held-out prompts, where a step measured them; `failure.txt` is there
+    while what ended the run has not been fixed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -180,9 +184,9 @@ class RunFolder:
         """What ended the run before its last step; empty if nothing did, or it was stopped or killed."""
         return self.failure_file.read_text("utf-8", "replace").strip() if self.failure_file.is_file() else ""
 
-    def read_completions(self, step: int) -> list[dict[str, Any]]:
-        """The completions of a step, none if they are not there."""
-        file = self.completions / f"step_{step}.jsonl"
+    def read_completions(self, step: int, of: str = "") -> list[dict[str, Any]]:
+        """The completions of a step, or with `HELD_OUT` of held-out prompts; none if they are not there."""
+        file = self.completions / f"{of}step_{step}.jsonl"
         return read_rows(file) if file.is_file() else []
 
     def drop_metrics_after(self, step: int) -> list[str]:
@@ -202,10 +206,10 @@ class RunFolder:
             missing.append(f"{self.metrics_file} lacks {absent} of the {step + 1} steps so far.")
         return missing
 
-    def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def write_completions(self, step: int, rows: list[dict[str, Any]], of: str = "") -> None:
         """Write one line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_atomically(self.completions / f"step_{step}.jsonl", text)
+        write_atomically(self.completions / f"{of}step_{step}.jsonl", text)
 
     def save_checkpoint(
         self,

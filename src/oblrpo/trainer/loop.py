@@ -26,7 +26,7 @@ from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
+from oblrpo.runs import HELD_OUT, Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
 from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
@@ -463,11 +463,13 @@ class Trainer:
             with averaged(learner.optimizer) as other:  # the weights of a schedule-free optimizer
                 if other:
                     sampler.sync(self.policy)
-                accuracy = heldout_accuracy(
+                accuracy, rows = heldout_accuracy(
                     self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, sampler
                 )
             if other:
                 sampler.sync(self.policy)
+        with learner.clock.part("files"):
+            self.folder.write_completions(step, rows, HELD_OUT)
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], skipped: str, progress: Progress) -> None:
