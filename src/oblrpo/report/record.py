@@ -10,7 +10,7 @@ from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.runs import HELD_OUT, Metrics, RunFolder
 from oblrpo.runs.logs import newest_state
-from oblrpo.settings import TrainConfig, flatten, settings_in
+from oblrpo.settings import IDENTITY, TrainConfig, flatten, read_yaml_file
 from oblrpo.tables.algorithms import ALGORITHMS
 
 LAST_STEPS = 20  # steps over which a run's figures at its end are averaged
@@ -26,6 +26,7 @@ class RunRecord:
     failure: str  # the reason why the run ended, if it failed
     absent: Mapping[str, str] = field(default_factory=dict)
     """What the page cannot show, of a run of another trainer, and how to get it."""
+    about: str = ""  # what the task is, in a sentence
 
     def __post_init__(self) -> None:
         self.steps = [row for row in self.rows if "reward" in row]  # of RL
@@ -88,10 +89,19 @@ def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int =
     ]
 
 
+def of_last(count: int, what: str) -> str:
+    """Return how many steps, say, a figure at the end is of."""
+    return f"the last {count} {what}s" if count > 1 else f"the only {what}"
+
+
 def accuracy_margin(row: Metrics) -> float | None:
     """Return the half-width of the 95 % interval of a step's held-out accuracy; None where it has none."""
     error = row.get("eval/accuracy_stderr")
     return None if error is None or math.isnan(error) else Z95 * error
+
+
+PLACES = {"recipe", "output", "threads", "report_to", "project", "log_completions"}
+"""Settings that say where a run was made, and nothing of the model."""
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -113,7 +123,20 @@ def read_run(run: Path) -> RunRecord | None:
         raise InputError(f"{folder.metrics_file} cannot be read ({error.strerror}).") from None
     if not rows:
         return None
-    return RunRecord(folder, settings_in(folder.config_file), rows, failure)
+    settings = read_yaml_file(folder.config_file)
+    identity = settings.pop(IDENTITY, None)
+    about = identity.get("about") if isinstance(identity, dict) else None
+    return RunRecord(folder, settings, rows, failure, about=about if isinstance(about, str) else "")
+
+
+def read_any(run: Path) -> RunRecord:
+    """Read the run in a folder, ours or of TRL."""
+    if record := read_run(run) or read_trl(run):
+        return record
+    raise InputError(
+        f"{run} holds no config.yaml and metrics.jsonl with a finished step, nor a trainer_state.json of TRL; give the "
+        "folder of a run."
+    )
 
 
 ABSENT = {

@@ -199,6 +199,11 @@ ROW_OF = {key: metric for metric in METRICS for key in metric.keys.split()}
 DOTS_AND_LINE = f"Mean over the completions of a step (dots) and over {AVERAGED_STEPS} steps (line)"
 
 CHARTS = (
+    Chart("Before and after", "Before and after", kind="before_and_after",
+          note="The first held-out prompts, and the first completion of each at the first and at the last measurement. "
+          "These are single samples; held-out accuracy counts all.",
+          advice="Read them: what the policy says now is what you get. A reward that can be earned without solving the "
+          "task shows here first."),
     Chart("Learning", "Reward and held-out accuracy", "reward eval/accuracy", "mean reward", kind="reward",
           note=f"Dots: each batch. Line: mean over {AVERAGED_STEPS} steps. Bands: 95 % intervals over prompts. "
           "Held-out prompts are never trained on: what the reward has above them is memorized.",
@@ -254,8 +259,9 @@ CHARTS = (
           blank=0, note="Cut at max_completion_length and scored as they are: raise it if the share grows.",
           advice="If the share grows: raise the limit, or reward brevity."),
     Chart("Samples", "Samples", kind="samples",
-          note="Prompts of the first and of the last step. Those whose completions differ in reward come first.",
-          advice="Read them. A reward that can be earned without solving the task shows here first."),
+          note="Training prompts of the last step, those first whose completions differ in reward, and what each "
+          "completion taught.",
+          advice="If no completions of a prompt differ in reward, or advantages are next to 0: see the silent groups."),
     Chart("More", "Entropy", "entropy", "nats per token", logarithmic=True, blank=0,
           note="Of the sampling distribution. At 0 nothing is explored any more.",
           advice="If it falls to 0 early, the policy no longer explores: take a lower rate, or more varied prompts."),
