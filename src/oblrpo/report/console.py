@@ -156,7 +156,7 @@ def in_columns(pairs: Sequence[Mapping[str, Any]], width: int) -> list[str]:
     left, widths = width - 2 * (len(columns) - 1), dict[int, int]()
     for place in sorted(range(len(columns)), key=lambda place: (place in (0, 2, 4), needed[place])):
         share = left // (len(columns) - len(widths))  # rewards are written whole, and long texts share what is left
-        widths[place] = needed[place] if place in (1, 3) else min(needed[place], max(share, 8))
+        widths[place] = needed[place] if place in (1, 3) else min(needed[place], max(share, 4))
         left -= widths[place]
     return ["  ".join(_cut(text, widths[place]) for place, text in enumerate(row)).rstrip() for row in rows]
 
