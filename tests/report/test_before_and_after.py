@@ -41,8 +41,8 @@ def test_the_console_shows_them_in_columns():
     pairs = [pair("2+2=", (0.0, "5"), (1.0, "4\n4")), pair("a longer one", (None, " \n"), (1 / 3, "\x1b[31mred"))]
     assert in_columns(pairs, 80) == [
         "held-out prompt          before          after",
-        "2+2=             0       5        1       4 4",
-        "a longer one     masked  (empty)  0.333   \\u001b[31mred",
+        "2+2=             0       5        1      4 4",
+        "a longer one     masked  (empty)  0.333  \\u001b[31mred",
     ]
     assert in_columns([], 80) == []
     assert summary([{"step": 0}], "runs/x", Facts(), None, pairs, 80).splitlines()[:3] == in_columns(pairs, 80)

@@ -225,8 +225,8 @@ CHARTS = (
     Chart("Noise and learning rate", "Critical batch size, and the batch used", "critical_batch_size", "prompts",
           kind="critical_batch",
           note="Prompts at which noise equals signal (1 / SNR), a mean over the policies of the steps before, with its "
-          "95 % interval; an end that is open is cut at ten times all else. A batch far below it is mostly noise; one "
-          "far above it wastes prompts.",
+          "95 % interval. Dashed: the lower end of intervals that have no upper end. A batch far below it is mostly "
+          "noise; one far above it wastes prompts.",
           advice="The card \"Batch size\" at the top says what doubling or halving the batch would do to a step. "
           "`oblrpo diagnose RUN --look` measures [the newest policy alone](noise.md#whose-noise-scale)."),
     Chart("Variance under each baseline", "Gradient variance under each baseline", "variance/NAME",
