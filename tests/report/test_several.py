@@ -42,7 +42,7 @@ def test_runs_are_laid_over_one_another(two, tmp_path):
         for number, name in enumerate(("first", "second", "trl_run")):
             assert f">{name}</text>" in drawing
             assert f"stroke: {line_style(number)[0]}" in drawing
-    assert "0.100 → 0.600" in page
+    assert "0.100\xa0→\xa00.600" in page
 
 
 def test_settings_that_differ_stand_in_a_table(two, tmp_path):

@@ -53,7 +53,7 @@ def chart(
     """
     if max((sum(y is not None for y in line.y) for line in lines), default=0) < 2:
         words = Markup("").join(_written(line, xlabel) for line in lines)
-        return framed(title, note, words or Markup("No step has a value."))
+        return framed(title, note, words or Markup("<div class=only>No step has a value.</div>"))
 
     def draw(axes: Axes) -> None:
         for number, line in enumerate(lines):

@@ -50,12 +50,12 @@ def write_together(runs: Sequence[Path], path: Path) -> Path:
     for number, (name, record) in enumerate(records.items()):
         run = markup("<span style='color: {}'>●</span> {}", line_style(number)[0], name)
         found = "; ".join(finding.name for finding in found_in(record).findings) or "no problem"
-        rows.append([run, f"{record.done}", *(facts[name].get(head, "") for head in heads), found])
+        rows.append([run, f"{record.done}", *(facts[name].get(head, "").replace(" ", "\xa0") for head in heads), found])
     page = render(
         "several.html",
         title=" beside ".join(names),
         reload_seconds=0,
-        abouts={record.about: None for record in records.values() if record.about},
+        abouts=list(dict.fromkeys(record.about for record in records.values() if record.about)),
         heads=["run", "steps", *heads, "diagnosis"],
         rows=rows,
         pairs=pairs_of(records, CHART_OF["before_and_after"]),
