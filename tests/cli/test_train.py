@@ -11,7 +11,7 @@ import pytest
 from lab.tasks import ADDITION
 from oblrpo.cli.flags import documented
 from oblrpo.estimators import BASELINES
-from oblrpo.report.html import markup
+from oblrpo.report.html import markup, with_code
 from oblrpo.settings import TrainConfig, flatten, read_yaml, read_yaml_file, yaml_text
 from oblrpo.tasks.path import PathTask
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
@@ -77,7 +77,8 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     heads, *lines = out.splitlines()[-5:-1]
     assert re.fullmatch("held-out prompt +before +after", heads)
     page = (run / "report.html").read_text()
-    assert f"<p>{markup('{}', PathTask.about)}<br>" in page
+    assert f"<p>{with_code(PathTask.about)}<br>" in page
+    assert "none twice: <code>ab,bc,cd,ad:a&gt;c=</code> asks for <code>abc</code> or <code>adc</code>.<br>" in page
     heldout = [(run / f"completions/heldout_step_{step}.jsonl").read_text().splitlines() for step in (0, 4)]
     for line, *ends in zip(lines, *(rows[:: SMALL["--eval-samples"]] for rows in heldout), strict=False):
         before, after = map(json.loads, ends)

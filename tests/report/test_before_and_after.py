@@ -4,6 +4,7 @@ import pytest
 from rich.cells import cell_len
 
 from oblrpo.diagnosis import Facts
+from oblrpo.errors import InputError
 from oblrpo.report.console import in_columns, summary
 from oblrpo.report.record import before_and_after
 from oblrpo.runs import HELD_OUT, RunFolder
@@ -30,6 +31,17 @@ def test_prompts_stand_beside_what_was_said_at_first_and_at_last(tmp_path):
         }
         for p in range(2)
     ]
+
+
+@pytest.mark.parametrize("harm", [{"reward": ...}, {"prompt": ["a"]}, {"completion": 3}])
+def test_a_line_that_lacks_something_is_named(tmp_path, harm):
+    folder, whole = RunFolder(tmp_path), {"prompt": "a", "answer": "", "completion": "b", "reward": 1.0}
+    folder.completions.mkdir()
+    folder.write_completions(0, [whole], HELD_OUT)
+    harmed = {key: value for key, value in (whole | harm).items() if value is not ...}
+    folder.write_completions(1, [whole, harmed], HELD_OUT)
+    with pytest.raises(InputError, match=rf"heldout_step_1.jsonl line 2 has no {min(harm)}; remove that line.$"):
+        before_and_after(folder, [{"step": 0}, {"step": 1}])
 
 
 def pair(prompt, before, after):

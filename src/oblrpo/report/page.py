@@ -16,7 +16,7 @@ from oblrpo.errors import InputError
 from oblrpo.objects import plain_name
 from oblrpo.report import curves
 from oblrpo.report.charts import short
-from oblrpo.report.html import TEMPLATES, markup, render
+from oblrpo.report.html import TEMPLATES, markup, render, with_code
 from oblrpo.report.record import (
     LAST_STEPS,
     RunRecord,
@@ -121,7 +121,7 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
         "run.html",
         title=record.folder.path.resolve().name,
         reload_seconds=reload_seconds,
-        about=record.about,
+        about=with_code(record.about),
         state=_state(record, reload_seconds),
         facts=facts_of_run(record),
         found=found_in(record),

@@ -57,12 +57,18 @@ class RunRecord:
 
     def completions(self, step: int) -> list[dict[str, Any]]:
         """Return the completions of a step; none if they are not there."""
-        rows, file = self.folder.read_completions(step), self.folder.completions / f"step_{step}.jsonl"
-        needed = {"prompt", "completion", "reward", "baseline", "advantage"}
-        for number, row in enumerate(rows, start=1):
-            if missing := needed - row.keys():
-                raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
-        return rows
+        return completions_in(self.folder, step, "", "baseline", "advantage")
+
+
+def completions_in(folder: RunFolder, step: int, of: str, *further: str) -> list[dict[str, Any]]:
+    """Return the completions of a step that `RunFolder.read_completions` reads, each with what it must have."""
+    rows, texts = folder.read_completions(step, of), ("prompt", "completion")
+    for number, row in enumerate(rows, start=1):
+        missing = {"reward", *further} - row.keys() | {key for key in texts if not isinstance(row.get(key), str)}
+        if missing:
+            file = folder.completions / f"{of}step_{step}.jsonl"
+            raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
+    return rows
 
 
 def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int = 8) -> list[dict[str, Any]]:
@@ -73,14 +79,14 @@ def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int =
     """
     firsts: list[dict[str, dict[str, Any]]] = []
     for step in [row["step"] for row in (*measured[:1], *measured[1:][-1:])]:
-        rows = folder.read_completions(step, HELD_OUT)
+        rows = completions_in(folder, step, HELD_OUT)
         firsts.append({row["prompt"]: row for row in reversed(rows)})
     if len(firsts) < 2:
         return []
     before, after = firsts
     shared = [prompt for prompt in reversed(before) if prompt in after][:most]
     return [
-        {"prompt": prompt, "answer": before[prompt]["answer"]}
+        {"prompt": prompt, "answer": before[prompt].get("answer", "")}
         | {
             when: {key: rows[prompt][key] for key in ("completion", "reward")}
             for when, rows in (("before", before), ("after", after))

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from oblrpo.errors import InputError
 from oblrpo.report.charts import Line, line_style
 from oblrpo.report.curves import accuracy_line, averaged, drawn, n_snr_line, rate_line, reward_line
-from oblrpo.report.html import markup, render
+from oblrpo.report.html import markup, render, with_code
 from oblrpo.report.page import facts_of_run, found_in, pairs_of
 from oblrpo.report.record import PLACES, RunRecord, read_any
 from oblrpo.runs import write_atomically
@@ -55,7 +55,7 @@ def write_together(runs: Sequence[Path], path: Path) -> Path:
         "several.html",
         title=" beside ".join(names),
         reload_seconds=0,
-        abouts=list(dict.fromkeys(record.about for record in records.values() if record.about)),
+        abouts=[with_code(about) for about in dict.fromkeys(record.about for record in records.values()) if about],
         heads=["run", "steps", *heads, "diagnosis"],
         rows=rows,
         pairs=pairs_of(records, CHART_OF["before_and_after"]),
