@@ -117,7 +117,7 @@ def rows_of(given: Any, name: str) -> Rows:
     """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings."""
     if isinstance(given, Mapping):
         example = next(iter(given), "train")
-        raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
+        raise InputError(f"{name} holds several named parts; give one of them, such as {name}={name}[{example!r}].")
     if hasattr(given, "iterrows"):  # a table of pandas
         given = given.to_dict("records")
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:  # an array without a length
@@ -126,7 +126,7 @@ def rows_of(given: Any, name: str) -> Rows:
     for index, row in enumerate(given):
         if index == most:
             raise InputError(
-                f"{name} has more than {most:,} rows, maybe without end; give as many as the run needs, "
+                f"{name} has more than {most:,} rows, and may be endless; give as many as the run needs, "
                 f"such as list(itertools.islice({name}, 10_000))."
             )
         row = row.to_dict() if hasattr(row, "to_dict") else row  # of pandas
@@ -188,5 +188,5 @@ def _rewards(given: Any, weights: Any, functions: dict[str, Callable[..., Any]])
     if not isinstance(weights, Iterable) or len(weights := list(weights)) != len(names):
         raise InputError(f"reward_weights is {weights!r}; give a list of {len(names)}, a number for each reward.")
     if twice := [name for name in names if "@" in name]:
-        raise InputError(f"reward {twice[0]!r} has a weight already; give all of them as reward_weights, or none.")
+        raise InputError(f"reward {twice[0]!r} has a weight already; give all weights as reward_weights, or none.")
     return tuple(name if weight == 1 else f"{name}@{weight}" for name, weight in zip(names, weights, strict=True))

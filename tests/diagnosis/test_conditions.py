@@ -203,8 +203,8 @@ def test_outlying_rewards_are_counted():
     finding = next(each for each in alarms(rows) if each.name == "outlying reward")
     assert (finding.since, finding.found, finding.until) == (10, 10, 50)
     assert finding.sentence == (
-        "Outlying rewards, 3 times since step 10: those of step 10 reach from -900 to 1, 4.5e+03 times as far from "
-        "their mean as is usual."
+        "Outlying rewards, 3 times since step 10: those of step 10 range from -900 to 1, 4.5e+03 times as far from "
+        "their mean as usual."
     )
 
 

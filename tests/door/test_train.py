@@ -460,7 +460,7 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"data": [1, 2]}, "data row 0 is a int, not a dict of columns"),
         ({"data": 3}, "data is a int; give file names, or rows"),
         ({"data": iter(())}, "data holds no rows"),
-        ({"data": {"train": ROWS}}, r"data holds parts by name; give one of them, such as data=data\['train'\]"),
+        ({"data": {"train": ROWS}}, r"data holds several named parts; give one of them, such as data=data\['train'\]"),
         ({"data": [{1: "x"}]}, "data row 0 has a column named 1"),
         ({"data": [{"question": "x"}] * 60}, "data row 0 has no column 'prompt'; its columns are: 'question'"),
         ({"eval_data": ROWS}, "data has 0 training rows, but 4 .* 60 training problems of data are held out too"),
@@ -481,7 +481,7 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"model": (torch.nn.Linear(2, 2), loaded()[1])}, "the model is a Linear; give a causal LM of transformers"),
         ({"model": (loaded()[0], "words")}, "the tokenizer is a str"),
         ({"model": (loaded()[0].bfloat16(), loaded()[1])}, "weights in bfloat16 lose small updates"),
-        ({"model": (loaded()[0].requires_grad_(False), loaded()[1])}, "no parameter of the model is to be trained"),
+        ({"model": (loaded()[0].requires_grad_(False), loaded()[1])}, "no parameter of the model is trainable"),
         ({"model": loaded(eos_token_id=50256)}, "ends completions with token 50256, but knows 258 tokens; give its"),
     ],
 )
@@ -512,9 +512,7 @@ def test_adapters_put_in_or_brought_along(tmp_path, train):
         model.model.norm.weight.data *= 1.5
         return model, tokenizer
 
-    with pytest.raises(
-        InputError, match=r"not bring this policy back: .*norm.weight would have other values; save the"
-    ):
+    with pytest.raises(InputError, match=r"not restore this policy: .*norm.weight would have other values; save the"):
         train(model=changed(), lora={"r": 2}, output=tmp_path / "no")
     loaded()[1].save_pretrained(tmp_path / "model")
     run = train(model=stored(), lora={"r": 2}, gradient_checkpointing=True)

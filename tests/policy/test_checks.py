@@ -105,7 +105,7 @@ def test_frequencies_that_follow_the_longest_row_are_refused_beyond_the_length_a
     policy = policy_of(lambda: make().to(dtype))
     check(policy, most)
     with pytest.raises(
-        InputError, match=rf"^rows may have {most + 1} tokens, .* Let prompt and completion have at most {most} to"
+        InputError, match=rf"^rows may have {most + 1} tokens, .* Limit prompt and completion together to {most} to"
     ):
         check(policy, most + 1)
     check(policy, most)  # nothing is left of the longest
@@ -174,7 +174,7 @@ def test_noise_is_what_two_forwards_of_the_same_tokens_differ_by(what, evaluated
     before = torch.get_rng_state()
     assert bool(noise(policy)) == evaluated
     if evaluated:
-        with pytest.raises(InputError, match=r"forwards in eval mode, too \(random numbers; the same tokens"):
+        with pytest.raises(InputError, match=r"forwards even in eval mode \(random numbers; the same tokens"):
             check_scores(policy, "")
     assert bool(noise(in_training(policy))) == trained
     assert torch.equal(torch.get_rng_state(), before)

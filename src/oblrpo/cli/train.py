@@ -21,7 +21,7 @@ class TrainCommand:
 
     config: TrainConfig
     resume: bool = False
-    """Resume the run in `--output` from its latest checkpoint, under the settings it was started with."""
+    """Resume the run in `--output` from its latest checkpoint, with the settings it was started with."""
     accept_changed: bool = False
     """With --resume: resume although data or rewards have changed since the run started."""
     dry_run: bool = False

@@ -93,7 +93,7 @@ class Diagnosis:
         }
 
 
-COMES_WITH, NOTES = "What follows from it, and needs no fix of its own", "Notes, not problems"
+COMES_WITH, NOTES = "What follows from this, and needs no separate fix", "Notes, not problems"
 
 
 def diagnose(run: Any) -> Diagnosis:

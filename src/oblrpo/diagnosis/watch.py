@@ -118,7 +118,7 @@ class Watch:
                 if known and condition.updated:
                     del self.found[condition.name]
                 elif known and condition.mends and not known.over and self._mended(known):
-                    known.over, known.sentence, known.cure = True, f"{known.past} That was made up for.", ""
+                    known.over, known.sentence, known.cure = True, f"{known.past} It has recovered since.", ""
                 continue
             if known and known.reading is reading:
                 continue

@@ -73,8 +73,8 @@ def save_adapter(model: Any, folder: Path) -> None:
     """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
     if len(active := model.active_adapters) != 1:
         raise InputError(
-            f"the model has {len(active)} active adapters ({', '.join(active)}), and a checkpoint holds one: activate "
-            "the one that is to be trained, model.set_adapter(NAME)."
+            f"the model has {len(active)} active adapters ({', '.join(active)}), but a checkpoint holds one: activate "
+            "the one to train with model.set_adapter(NAME)."
         )
     [name] = active
     # On a CPU bitsandbytes' state_dict() repacks the weights, and the policy would be another one after a checkpoint.
@@ -93,7 +93,7 @@ def merge(model: Any) -> Any:
     it is: that is of that use alone.
     """
     if model.active_peft_config.is_prompt_learning:
-        raise InputError("a learned prompt cannot be added to weights; export it as it is (without --merge).")
+        raise InputError("a learned prompt cannot be merged into weights; export it as it is (without --merge).")
     inner = model.get_base_model()
     ends = inner.get_input_embeddings(), inner.get_output_embeddings()
     if ends[0].weight is ends[1].weight and any(hasattr(end, "base_layer") for end in ends):

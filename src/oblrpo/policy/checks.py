@@ -25,8 +25,8 @@ def check_scores(policy: Policy, cure: str) -> None:
     """Take scores of two short rows and forget them; `cure` says how to adapt attention alone, if that would do."""
     if found := noise(policy):
         raise InputError(
-            f"the model adds noise to its forwards in eval mode, too ({found}), so that its scores would not be those "
-            "of the policy that sampled: its code must add none where module.training is False."
+            f"the model adds noise to its forwards even in eval mode ({found}), so its scores would not be those of "
+            "the policy that sampled: its code must add no noise where module.training is False."
         )
     ids_ST = two_rows(PROMPT + COMPLETION, policy.vocabulary).to(policy.device)
     ones_ST = torch.ones_like(ids_ST)
@@ -35,9 +35,9 @@ def check_scores(policy: Policy, cure: str) -> None:
         with ScoreTape(policy.model, "streamed") as tape:
             tape.record(policy.logps(rows).logps_S)
     except UnsupportedModelError as error:
-        cure = f" Adapters of attention are taken: {cure}." if "lora" in str(error).lower() else ""
+        cure = f" Adapters of attention work: {cure}." if "lora" in str(error).lower() else ""
         if "trainable_tokens" in str(error):
-            cure = " Of a head that is tied to the embedding trainable_token_indices are not taken: leave them out."
+            cure = " With a head that is tied to the embedding, trainable_token_indices do not work: leave them out."
         raise InputError(f"scores of this model cannot be taken: {error}{cure}") from None
 
 
@@ -87,11 +87,11 @@ def check_lengths(policy: Policy, longest: Callable[[], int]) -> None:
     most = bisect_left(range(top), True, lo=2, key=changed) - 1
     if (needed := longest()) > most:
         raise InputError(
-            f"rows may have {needed} tokens, and where one has more than {most}, the model reads it and all beside it "
-            "by other rotary frequencies (rope_type longrope or dynamic), so that the policy that is trained is not "
-            f"the one that sampled. Let prompt and completion have at most {most} together (max_completion_length, in "
-            "verl rollout.max_model_len), or give its config frequencies that stay: in rope_parameters, short_factor "
-            "as long_factor, or another rope_type."
+            f"rows may have {needed} tokens, but if one has more than {most}, the model uses other rotary frequencies "
+            "for it and all rows beside it (rope_type longrope or dynamic), so the policy that is trained would not be "
+            f"the one that sampled. Limit prompt and completion together to {most} tokens (max_completion_length, in "
+            "verl rollout.max_model_len), or give its config fixed frequencies: in rope_parameters, set short_factor "
+            "equal to long_factor, or use another rope_type."
         )
 
 

@@ -59,6 +59,6 @@ def check_complete(
         weight, *shapes = min(other_shapes, key=lambda row: row[0])
         there, needed = (tuple(shape) if isinstance(shape, (list, tuple)) else shape for shape in shapes)
         raise InputError(
-            f"cannot load the model {name!r}: {weight} has the shape {there}, but its config wants {needed}; "
+            f"cannot load the model {name!r}: {weight} has the shape {there}, but its config needs {needed}; "
             "fetch config and weights again, from one place."
         )

@@ -146,7 +146,7 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True, dequantise:
     check_is_there(base or name)
     if (Path(name) / SUMS).is_file() and (wrong := damage(Path(name))):
         raise InputError(
-            f"the checkpoint {name} is damaged ({wrong}): take another. If you changed it yourself, remove its "
+            f"the checkpoint {name} is damaged ({wrong}): use another. If you changed it yourself, remove its "
             f"{SUMS} first."
         )
     with explained(f"cannot load the model {name!r}"):
@@ -195,7 +195,7 @@ def adopt_policy(
                 model.load_state_dict(saved.state_dict())
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     if train and not trained:
-        raise InputError("no parameter of the model is to be trained; set requires_grad, or add adapters with lora.")
+        raise InputError("no parameter of the model is trainable; set requires_grad, or add adapters with lora.")
     if train and (low := trained - {torch.float32, torch.float64}):
         raise InputError(
             f"weights in {str(min(low, key=str)).removeprefix('torch.')} lose small updates; load the model in float32 "
@@ -237,8 +237,8 @@ def _tokenizer(name: str, config: PolicyConfig) -> Any:
         return read_gguf_tokenizer(name)
     if Path(name).is_dir() and not config.trust_remote_code and not any(map(any, map(Path(name).glob, VOCABULARIES))):
         raise InputError(
-            f"cannot load the model {name!r}: the folder holds no tokenizer (tokenizer.json); copy it there from where "
-            "the model comes from."
+            f"cannot load the model {name!r}: the folder holds no tokenizer (tokenizer.json); copy it there from the "
+            "model's source."
         )
     return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
 
@@ -276,9 +276,9 @@ def check_values(model: Any, which: str) -> None:
     """Refuse weights that are not there, or hold NaN or infinities, as they come."""
     for name, weight in model.named_parameters():
         if weight.is_meta:
-            raise InputError(f"{which} came without values, {name} being on the device meta; load all of it.")
+            raise InputError(f"{which} has no values: {name} is on the device meta; load all of the model.")
         if weight.is_floating_point() and weight.element_size() > 1 and not weight.isfinite().all():
-            raise InputError(f"{which} came with NaN or infinities in {name}, before any training; take another.")
+            raise InputError(f"{which} has NaN or infinities in {name} before any training; use another.")
 
 
 def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:
@@ -299,7 +299,7 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
     if not policy.end_tokens:
         raise InputError(f"neither {which} nor its tokenizer has an end token; set eos_token in the tokenizer.")
     if policy.vocabulary < 2:
-        raise InputError(f"{which} knows one token, so that there is nothing to choose from; give another.")
+        raise InputError(f"{which} knows one token, so there is nothing to choose from; give another model.")
     if max(policy.end_tokens) >= policy.vocabulary:
         raise InputError(
             f"{which} ends completions with token {max(policy.end_tokens)}, but knows {policy.vocabulary} tokens; "

@@ -71,7 +71,7 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
     """
     inner = without_adapters(policy.model)
     if policy.model is inner and getattr(inner, "hf_quantizer", None):
-        raise InputError("the model is quantised, so that its weights cannot be trained; add adapters with lora.")
+        raise InputError("the model is quantised, so its weights cannot be trained; add adapters with lora.")
     adapters = [] if policy.model is inner else policy.parameters
     before = [parameter.detach().clone() for parameter in adapters]
     config = replace(config, trust_remote_code=config.trust_remote_code or inner.is_remote_code())
@@ -84,7 +84,7 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
                 differs = _differences(policy, config, given, folder)
         except (OSError, SafetensorError) as error:
             why = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot try to save the model in {place}: {why}.") from None
+            raise InputError(f"cannot test saving the model in {place}: {why}.") from None
         except Exception as error:
             differs = reason(error).replace(folder or "\0", "a checkpoint")
         finally:
@@ -92,12 +92,12 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
                 parameter.copy_(value)
     if differs:
         cures = (
-            "let config and class say what was changed, such as num_hidden_layers, and let no layers share a weight",
+            "make config and class say what was changed, such as num_hidden_layers, and let no layers share a weight",
             "save the model beneath the adapters with its tokenizer (save_pretrained), load it from there and add them "
             "to it, with an init_lora_weights that changes no other weight at random",
         )
         cure = LOST_CURE if LOST in differs else cures[bool(adapters)]
-        raise InputError(f"a checkpoint would not bring this policy back: {differs}; {cure}.")
+        raise InputError(f"a checkpoint would not restore this policy: {differs}; {cure}.")
 
 
 def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) -> str:

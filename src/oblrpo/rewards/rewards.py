@@ -80,7 +80,7 @@ NEED_ANSWER = {"math", "exact", "numeric"}  # names of the rewards that compare 
 
 
 OnError = Literal["raise", "mask"]
-FIX = "rewards must be finite numbers, at most 1e12 in size; such completions are left out with on_reward_error mask."
+FIX = "rewards must be finite numbers, at most 1e12 in size; on_reward_error mask leaves such completions out."
 
 
 class Rewards:

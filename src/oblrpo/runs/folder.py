@@ -55,7 +55,7 @@ class Identity:
             kinds = (plain["sources"], plain.get("left", {}))
             return cls(str(plain["run"]), *({str(name): str(sum_) for name, sum_ in kind.items()} for kind in kinds))
         except (TypeError, KeyError, AttributeError):
-            raise InputError(f"{place}: identity is not what the run wrote; put it back as it was.") from None
+            raise InputError(f"{place}: identity is not what the run wrote; restore it.") from None
 
     def changed(self, sources: Mapping[str, str]) -> list[str]:
         """Names of the sources that are known and not what they were, or cannot be had any more."""
@@ -145,7 +145,7 @@ class RunFolder:
             )
         if differences := self.differences(config, course=False):
             raise InputError(f"{self.path} was started with other settings: {differences}; resume with the old ones.")
-        course = f"from here on the rate is that of its course over all steps: {self.differences(config)}."
+        course = f"from here on the rate follows its schedule over all steps: {self.differences(config)}."
         return [course] if self.differences(config) else []
 
     def differences(self, config: TrainConfig, course: bool = True) -> str:

@@ -131,7 +131,7 @@ class DataTask:
         hint = f"set {setting} lower{',' if more else ' or'} add rows{more}" if size > 2 else f"add rows{more}"
         if self._splits and different <= size <= total and different < total:
             hint = (
-                f"its {total} rows hold few different prompts ({different}), and equal ones stay on one side: give "
+                f"its {total} rows hold few different prompts ({different}), and equal prompts stay on one side: give "
                 "rows with other prompts as eval_data"
             )
         raise InputError(
@@ -202,7 +202,7 @@ def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any]) -
                 f"{index} {fault}."
             )
     if messages[-1]["role"] == "assistant":
-        raise InputError(f"{where} ends with a message of the assistant; it must end where the completion begins.")
+        raise InputError(f"{where} ends with an assistant message; it must end where the completion begins.")
     args = _template_args(row, where)
     texts = [message if message.keys() - {"role", "content"} else message["content"] for message in messages]
     try:
@@ -238,8 +238,8 @@ def _template_args(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             continue  # null, or what only rewards read
         if value and not isinstance(value, kind):
             raise InputError(
-                f"{where} is messages, whose chat template gets the column '{column}' too: {kind_of(value)}, where "
-                f"{kind_of(kind())} was expected; rename the column if only rewards read it."
+                f"{where} is messages, so the chat template also gets column '{column}', which is {kind_of(value)}, "
+                f"not {kind_of(kind())}; rename the column if only rewards read it."
             )
         args |= value if isinstance(value, dict) else {column: value}
     return {name: value for name, value in args.items() if value not in (None, [])} if args else NO_ARGS

@@ -270,7 +270,7 @@ class Trainer:
         if checkpoint:
             state = load_state(checkpoint)
             if state["step"] > config.run.steps:
-                raise InputError(f"{self.folder.path} is at step {state['step']} already; --steps must be no fewer.")
+                raise InputError(f"{self.folder.path} is at step {state['step']}; --steps must be at least that.")
             self.done, self.saved, self.tokens = state["step"], state["step"], state["tokens"]
             self.learner.load_state_dict(state, str(self.folder.path))
             self.prompts.load_state_dict(state["prompts"])
@@ -338,7 +338,7 @@ class Trainer:
             )
         if ":" in self.algorithm.baseline and not BASELINES[self.algorithm.baseline].unbiased:
             progress.warn(
-                f"the baseline {self.algorithm.baseline!r} changes with the completion that it is subtracted from, "
+                f"the baseline {self.algorithm.baseline!r} depends on the completion that it is subtracted from, "
                 "which biases the gradient. Leave that completion out of it."
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
@@ -377,7 +377,7 @@ class Trainer:
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
         if lost := getattr(self.policy.model, "left_out", None):
-            without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, as {min(lost)}\n"
+            without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, e.g. {min(lost)}\n"
         engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
@@ -409,8 +409,8 @@ class Trainer:
         changed = ", ".join(begun.changed(sources))
         if changed and not accept_changed:
             raise InputError(
-                f"{self.folder.path} was started with other data, rewards or baseline: {changed} changed since. Put "
-                "back what was there, or continue with what is there now: oblrpo train --resume --accept-changed "
+                f"{self.folder.path} was started with other data, rewards or baseline: {changed} changed since. "
+                "Restore what was there, or continue with what is there now: oblrpo train --resume --accept-changed "
                 f"--output {self.config.run.output} (from Python accept_changed=True)."
             )
         if changed:

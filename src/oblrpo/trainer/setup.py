@@ -37,8 +37,8 @@ def check(config: TrainConfig) -> None:
     """Refuse settings that cannot work, before anything is built, and one of several processes that share a run."""
     if (size := os.environ.get("WORLD_SIZE", "")).strip() not in {"", "0", "1"}:
         raise InputError(
-            f"oblrpo train is one process, and this is one of {size} (WORLD_SIZE, of torchrun or accelerate launch): "
-            "start it without those, or unset WORLD_SIZE. OBLRPOTrainer in TRL and verl take several."
+            f"oblrpo train runs in one process, and this is one of {size} (WORLD_SIZE, set by torchrun or accelerate "
+            "launch): start it without those, or unset WORLD_SIZE. OBLRPOTrainer in TRL, and verl, use several."
         )
     _check_sizes(config)
     algorithm = resolve(config.algorithm, config.optim)
@@ -71,7 +71,7 @@ def check(config: TrainConfig) -> None:
     warm = config.warm_start
     rows = bool(config.task.data or config.task.task in BENCHMARKS)
     if warm.warm_start_steps and "warm_start_steps" in config.given and rows and not warm.sft_data:
-        raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
+        raise InputError("warm_start_steps needs sft_data or a built-in task, which has demonstrations; data has none.")
     check_policy(config.policy)
     check_trackers(config.run.report_to)
 
@@ -147,7 +147,7 @@ def make_learner(
             low_precision=policy.low_precision,
         )
     except (ValueError, TypeError) as error:
-        raise InputError(f"these settings cannot be trained with: {error}") from None
+        raise InputError(f"cannot train with these settings: {error}") from None
     beta, clock, G = config.algorithm.beta, Clock(), rollout.num_generations
     every = look_steps(scores.look_steps, algorithm.schedule)
     return Learner(

@@ -56,7 +56,7 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
     if not task.data and not train:
         raise InputError(f"{task.task} has no training split on the hub; give the problems to train on with data.")
     if task.task_args:
-        raise InputError(f"task_args is {task.task_args}, but {task.task} takes none; choose rows by where.")
+        raise InputError(f"task_args is {task.task_args}, but {task.task} takes none; choose rows with where.")
     template = task.prompt_template
     problems = load_benchmark(task.task, task.data, "train" if task.data else train, task.where, template)
     heldout = None

@@ -90,9 +90,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         needs_signal = SCHEDULES[args.schedule].needs_signal  # type: ignore[index]
         if needs_signal and not (self._update.has_halves or self._advantages.knows_norms):
             raise InputError(
-                f"schedule={args.schedule!r} needs signal and noise. Looks at all prompts (look_steps=1) tell them "
-                "only of an oblr baseline whose objective is the expected reward alone; set "
-                "gradient_accumulation_steps=2, two halves of whole prompts, or schedule='off'."
+                f"schedule={args.schedule!r} needs signal and noise. Looks at all prompts (look_steps=1) measure "
+                "them only for an oblr baseline whose objective is the expected reward alone; set "
+                "gradient_accumulation_steps=2, for two halves of whole prompts, or schedule='off'."
             )
         self._schedule: SNRSchedule
         self._rate: float | None = None
@@ -170,7 +170,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         except DivergedError:
             raise
         except (ValueError, UnsupportedModelError) as error:
-            raise InputError(f"the advantages cannot be had: {error}") from None
+            raise InputError(f"the advantages cannot be computed: {error}") from None
         self._generation = generation
         self._add_metrics(generation.metrics)
         first, advantages_S = len(inputs) * self.accelerator.process_index, generation.advantages_PG.flatten()
