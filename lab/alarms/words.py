@@ -1,16 +1,17 @@
-"""Real runs whose answers are a word, and runs that cheat: which have an alarm of one answer, and which are "solved"?
+"""Real runs whose answers are a word, and runs that cheat: which have the alarm of one answer, and which are "solved"?
 
     python -m lab.alarms.words [--folder runs/words] [--seeds 5]
 
-Small policies, built and taught the form of an answer by random ones, then trained by `oblrpo.train` as it comes. A run
-takes about ten CPU seconds; those that are there stay. docs/results/alarms_words.csv says what was found in each, and
-`lab.pages` writes the table.
+Small policies, built and taught the form of an answer by random ones (by right ones in part where it says so), then
+trained by `oblrpo.train` as it comes. A run takes about ten CPU seconds; those that are there stay.
+docs/results/alarms_words.csv says what was found in each, and `lab.pages` writes the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from typing import Any
 
 from lab.benchmarks.runs import rows as rows_of_run
 from oblrpo import diagnose
+from oblrpo.diagnosis import Watch, facts_of
+from oblrpo.runs import RunFolder
+from oblrpo.settings import settings_in
 
 WORDS = Path("docs/results/alarms_words.csv")
 NUMBERS, STEPS = range(100, 999), 60
@@ -67,6 +71,10 @@ def _even(n: int) -> str:
     return "no" if n % 2 else "yes"
 
 
+def _fifth(n: int) -> str:
+    return "no" if n % 10 - 5 else "yes"
+
+
 def _letters() -> Rows:
     words = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=3)) for n in NUMBERS]
     return [{"prompt": f"First of {word}: ", "answer": word[0]} for word in dict.fromkeys(words)]
@@ -91,7 +99,8 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "yes or no": Kind(lambda: numbers("Even {}? ", _even)),
-    "yes or no, one in ten yes": Kind(lambda: numbers("Ends {} in 5? ", lambda n: "no" if n % 10 - 5 else "yes"), known=0.8),
+    "yes or no, one in ten yes": Kind(lambda: numbers("Ends {} in 5? ", _fifth), known=0.8),
+    "yes or no, one in ten yes, the form alone taught": Kind(lambda: numbers("Ends {} in 5? ", _fifth), cheats=True),
     "yes or no, in a column of another name": Kind(lambda: numbers("Even {}? ", _even, "label"), labelled),
     "one label of three": Kind(lambda: numbers("Size {}: ", lambda n: ("low", "mid", "top")[n % 10 // 4])),
     "a sum of one digit": Kind(_sums, known=0.6),
@@ -123,18 +132,73 @@ def make(output: Path, kind: Kind, seed: int) -> None:
     )  # fmt: skip
 
 
+def judged(name: str, folder: Path, seed: int) -> dict[str, object]:
+    """What is said of a run at its end, and of one answer at any time."""
+    diagnosis, run = diagnose(folder), RunFolder(folder)
+    watch, rows = Watch(facts_of(settings_in(run.config_file))), run.read_metrics()
+    told = [finding.name for row in rows for finding in watch.observe(row) if finding.name in FOUND]
+    ended, others = [each.name for each in diagnosis.findings], [each.name for each in diagnosis.notes]
+    return {
+        "task": name, "seed": seed, "accuracy": round(rows[-1]["eval/accuracy"], 3), "told": "; ".join(told),
+        "one answer": "; ".join(each for each in ended if each in FOUND), "solved": int("solved" in others),
+        "others": "; ".join(each for each in ended if each not in FOUND),
+    }  # fmt: skip
+
+
+def interval(count: int, of: int, z: float = 1.96) -> str:
+    """Wilson's 95 % interval of a share, in per cent."""
+    middle, half = count + z * z / 2, z * math.sqrt(count * (of - count) / of + z * z / 4)
+    return f"{max(0.0, middle - half) / (of + z * z):.0%} to {min(1.0, (middle + half) / (of + z * z)):.0%}"
+
+
+def table() -> str:
+    """Tasks and what was found, as lines of Markdown, of what docs/results/alarms_words.csv has."""
+    with WORDS.open(newline="") as file:
+        found = list(csv.DictReader(file))
+
+    def counts(of: list[dict[str, str]], key: str) -> int:
+        return sum(row[key] not in {"", "0"} for row in of)
+
+    lines = []
+    for cheats, kinds in ((False, "whose answers are a word"), (True, "that can be had by one answer")):
+        of = [row for row in found if KINDS[row["task"]].cheats is cheats]
+        shares = (f"{counts(of, key)} ({interval(counts(of, key), len(of))})" for key in ("told", "one answer"))
+        told, ended = shares
+        lines += [
+            f"Of {len(of)} runs {kinds}, {told} had the alarm of one answer at some time, {ended} at the end, and "
+            f'{counts(of, "solved")} were called "solved":',
+            "",
+            "| task | runs | held out, at the end | one answer, at some time | at the end | solved | other alarms |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for name in dict.fromkeys(row["task"] for row in of):
+            rows = [row for row in of if row["task"] == name]
+            accuracy = sum(float(row["accuracy"]) for row in rows) / len(rows)
+            told = " | ".join(str(counts(rows, key)) for key in ("told", "one answer", "solved", "others"))
+            lines.append(f"| {name} | {len(rows)} | {accuracy:.2f} | {told} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Make what is missing, and say what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("runs/words"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[], metavar="KIND")
     arguments = parser.parse_args()
-    for seed in range(arguments.seeds):
-        for number, (name, kind) in enumerate(KINDS.items()):
-            output = arguments.folder / f"{number}_{seed}"
-            if (name in arguments.only or not arguments.only) and rows_of_run(output, STEPS) is None:
-                make(output, kind, seed)
+    found = []
+    for number, (name, kind) in enumerate(KINDS.items()):
+        for seed in range(arguments.seeds):
+            folder = arguments.folder / f"{number}_{seed}"
+            if rows_of_run(folder, STEPS) is None:
+                make(folder, kind, seed)
+            found.append(judged(name, folder, seed))
+            print(found[-1], flush=True)
+    with WORDS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, found[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    print(table())
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
-def variety(texts: Sequence[str], tokens_N: Tensor, answers: Sequence[Hashable]) -> dict[str, float]:
+def variety(texts: Sequence[str], count_V: Tensor, answers: Sequence[Hashable]) -> dict[str, float]:
     """The metrics of how much the completions of a step differ.
 
     With n_ta completions with text t to prompts whose right answer is a: of the pairs of completions to prompts with
@@ -19,16 +20,16 @@ def variety(texts: Sequence[str], tokens_N: Tensor, answers: Sequence[Hashable])
 
     Args:
         texts: the completions, n of them.
-        tokens_N: all their tokens but those that end them.
+        count_V: how often each token is in them (`token_counts`).
         answers: the right answer to each completion's prompt, or what stands for it (`answers_of`).
     """
     n, n_t, n_a, n_ta = len(texts), Counter(texts), Counter(answers), Counter(zip(texts, answers, strict=True))
     pairs, same = n * n - _squares(n_a), _squares(n_t) - _squares(n_ta)
-    count_V = tokens_N.unique(return_counts=True)[1]
+    tokens = int(count_V.sum())
     return {
         "completions/distinct_ratio": len(n_t) / n,
         "completions/commonest_ratio": max(n_t.values()) / n,
-        "completions/commonest_token_ratio": count_V.max().item() / len(tokens_N) if len(tokens_N) else math.nan,
+        "completions/commonest_token_ratio": int(count_V.max()) / tokens if tokens else math.nan,
         "completions/same_ratio": same / pairs if pairs else math.nan,
     }
 
@@ -48,8 +49,8 @@ def answers_of(answers: Iterable[str], columns: Iterable[Mapping[str, Any]], pro
     return further if len(set(further)) > 1 else list(prompts)
 
 
-def without_ends(ids_SC: Tensor, own_SC: Tensor, clipped_S: Tensor) -> Tensor:
-    """The policy's own tokens, (N,), but the last of every completion that was not cut."""
-    own_SC = own_SC.bool()
-    last_SC = own_SC.cumsum(1) == own_SC.sum(1, keepdim=True)
-    return ids_SC[own_SC & ~(last_SC & ~clipped_S[:, None])]
+def token_counts(ids_SC: Tensor, own_SC: Tensor, ends: Sequence[int], size: int) -> Tensor:
+    """How often each of `size` tokens is among the policy's own, (V,); 0 for those that end a completion."""
+    count_V = torch.bincount(ids_SC[own_SC.bool()], minlength=size)
+    count_V[list(ends)] = 0
+    return count_V

@@ -76,13 +76,13 @@ METRICS = (
            verl="response_length/clip_ratio",
            others="clipped_ratio clipped_completions_ratio response_clip_ratio truncated_ratio is_truncated "
            "no_eos_ratios"),
-    Metric("completions/distinct_ratio", "share of completions left if each text counts once"),
-    Metric("completions/commonest_ratio", "share of completions that are the commonest text"),
+    Metric("completions/distinct_ratio", "share of completions left if each text counts once", trl=ADDED),
+    Metric("completions/commonest_ratio", "share of completions that are the commonest text", trl=ADDED),
     Metric("completions/commonest_token_ratio", "share of the commonest token among the policy's own tokens, without "
-           "those that end completions"),
+           "those that end completions", trl=ADDED),
     Metric("completions/same_ratio", "of the pairs of completions to prompts with different answers, the share that is "
            "the same text. Where no prompt has an answer, other columns stand for it, or the prompt; `null` where all "
-           "answers are the same"),
+           "answers are the same", trl=ADDED),
     Metric("completions/masked_ratio", "share of completions whose reward is missing: they are left out of all that "
            "rewards enter", trl=ADDED),
     Metric("completions/trained_ratio", "share of completions that went through the model a second time, for the "
