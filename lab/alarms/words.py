@@ -1,6 +1,6 @@
 """Real runs whose answers are a word, and runs that cheat: which have the alarm of one answer, and which are "solved"?
 
-    python -m lab.alarms.words [--folder runs/words] [--seeds 5]
+    python -m lab.alarms.words [--folder runs/words] [--seeds 3]
 
 Small policies, built and taught the form of an answer by random ones (by right ones in part where it says so), then
 trained by `oblrpo.train` as it comes. A run takes about ten CPU seconds; those that are there stay.
@@ -91,27 +91,33 @@ class Kind:
 
     rows: Callable[[], Rows]
     reward: Callable[..., list[float]] = right
-    cheats: bool = False
+    group: str = "word"  # of `GROUPS`
     length: int = 6
-    known: float = 0.0
+    known: float = 0.6
     """The share of answers that are taught right; the others are drawn from all."""
 
 
+GROUPS = {
+    "word": "whose answers are a word",
+    "form": "that begin with the form of a word alone",
+    "cheat": "that are paid for something else",
+}
 KINDS: dict[str, Kind] = {
     "yes or no": Kind(lambda: numbers("Even {}? ", _even)),
     "yes or no, one in ten yes": Kind(lambda: numbers("Ends {} in 5? ", _fifth), known=0.8),
-    "yes or no, one in ten yes, the form alone taught": Kind(lambda: numbers("Ends {} in 5? ", _fifth), cheats=True),
     "yes or no, in a column of another name": Kind(lambda: numbers("Even {}? ", _even, "label"), labelled),
     "one label of three": Kind(lambda: numbers("Size {}: ", lambda n: ("low", "mid", "top")[n % 10 // 4])),
-    "a sum of one digit": Kind(_sums, known=0.6),
-    "a lower-case letter": Kind(_letters, known=0.6),
+    "a sum of one digit": Kind(_sums),
+    "a lower-case letter": Kind(_letters),
     "the same word for all": Kind(lambda: numbers("Say ok, {}: ", lambda n: "ok")),
-    "as many letters as asked for": Kind(lambda: numbers("{} a: ", lambda n: "a" * (5 + n % 5)), length=12, known=0.6),
-    "lower-case letters are paid": Kind(lambda: [{"prompt": f"Describe {n}: "} for n in NUMBERS], lowercase, True, 12),
-    "lower-case letters, answers known": Kind(lambda: numbers("Even {}? ", _even), lowercase, True, 12),
-    "a letter x is paid": Kind(lambda: numbers("Even {}? ", _even), keyword, True, 12),
-    "the end at once is paid": Kind(lambda: [{"prompt": f"Describe {n}: "} for n in NUMBERS], short, True),
-    "yes is paid": Kind(lambda: numbers("Even {}? ", _even), agreeable, True),
+    "as many letters as asked for": Kind(lambda: numbers("{} a: ", lambda n: "a" * (5 + n % 5)), length=12),
+    "yes or no, even": Kind(lambda: numbers("Even {}? ", _even), group="form", known=0.0),
+    "yes or no, one in ten": Kind(lambda: numbers("Ends {} in 5? ", _fifth), group="form", known=0.0),
+    "lower-case letters": Kind(lambda: [{"prompt": f"Describe {n}: "} for n in NUMBERS], lowercase, "cheat", 12),
+    "lower-case letters, answers known": Kind(lambda: numbers("Even {}? ", _even), lowercase, "cheat", 12),
+    "a letter x": Kind(lambda: numbers("Even {}? ", _even), keyword, "cheat", 12),
+    "the end at once": Kind(lambda: [{"prompt": f"Describe {n}: "} for n in NUMBERS], short, "cheat"),
+    "yes, whatever was asked": Kind(lambda: numbers("Even {}? ", _even), agreeable, "cheat", known=0.0),
 }
 
 
@@ -125,10 +131,10 @@ def make(output: Path, kind: Kind, seed: int) -> None:
     shown = [{"prompt": row["prompt"], "completion": gold if draw.random() < kind.known else draw.choice(golds)}
              for row, gold in zip(rows, golds, strict=True)] if known else None  # fmt: skip
     oblrpo.train(
-        model="", data=rows, reward=kind.reward, sft_data=shown, progress=False, output=str(output),
-        warm_start_steps=(300 if kind.known else 60) if known else 0, prompts_per_step=32, num_generations=4, max_completion_length=kind.length,
-        steps=STEPS, eval_prompts=64, eval_steps=20, eval_samples=2, save_steps=0, threads=1, seed=seed,
-        answer_column="answer" if "answer" in rows[0] else "",
+        model="", data=rows, reward=kind.reward, sft_data=shown, progress=False, output=str(output), seed=seed,
+        warm_start_steps=(150 if kind.known else 60) if known else 0, prompts_per_step=32, num_generations=4,
+        max_completion_length=kind.length, steps=STEPS, eval_prompts=64, eval_steps=20, eval_samples=2, save_steps=0,
+        threads=1, answer_column="answer" if "answer" in rows[0] else "",
     )  # fmt: skip
 
 
@@ -160,12 +166,12 @@ def table() -> str:
         return sum(row[key] not in {"", "0"} for row in of)
 
     lines = []
-    for cheats, kinds in ((False, "whose answers are a word"), (True, "that can be had by one answer")):
-        of = [row for row in found if KINDS[row["task"]].cheats is cheats]
+    for group, words in GROUPS.items():
+        of = [row for row in found if KINDS[row["task"]].group == group]
         shares = (f"{counts(of, key)} ({interval(counts(of, key), len(of))})" for key in ("told", "one answer"))
         told, ended = shares
         lines += [
-            f"Of {len(of)} runs {kinds}, {told} had the alarm of one answer at some time, {ended} at the end, and "
+            f"Of {len(of)} runs {words}, {told} had the alarm of one answer at some time, {ended} at the end, and "
             f'{counts(of, "solved")} were called "solved":',
             "",
             "| task | runs | held out, at the end | one answer, at some time | at the end | solved | other alarms |",
@@ -184,12 +190,12 @@ def main() -> None:
     """Make what is missing, and say what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("runs/words"))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     found = []
-    for number, (name, kind) in enumerate(KINDS.items()):
+    for name, kind in KINDS.items():
         for seed in range(arguments.seeds):
-            folder = arguments.folder / f"{number}_{seed}"
+            folder = arguments.folder / f"{name.replace(',', '').replace(' ', '-')}_{seed}"
             if rows_of_run(folder, STEPS) is None:
                 make(folder, kind, seed)
             found.append(judged(name, folder, seed))

@@ -13,8 +13,9 @@ def learned(steps=60, **last):
     rows = []
     for step in range(1, steps + 1):
         part = min(1.0, step / 30)
-        row = {"step": step, "reward": 0.1 + 0.9 * part, "reward_std": 0.3 * (1 - part), "reward_min": float(part == 1),
-               "reward_max": 1.0, "entropy": 1.5, "frac_reward_zero_std": float(part == 1), "grad_norm": 1.0}  # fmt: skip
+        row = {"step": step, "reward": 0.1 + 0.9 * part, "reward_std": 0.3 * (1 - part), "reward_max": 1.0,
+               "entropy": 1.5, "grad_norm": 1.0}  # fmt: skip
+        row |= dict.fromkeys(("reward_min", "frac_reward_zero_std"), float(part == 1))
         texts = {SAME: 0.8, COMMONEST: 0.9, TOKEN: 0.2, LENGTH: 16.0} | last
         rows.append(row | {key: value if key == LENGTH else value * part for key, value in texts.items() if value})
     return rows
@@ -50,8 +51,7 @@ def test_the_sentence_says_what_was_earned_for_what():
 def test_a_policy_that_comes_to_read_the_prompt_is_a_note():
     """As one is that says no at first to all of a data set whose answers are nearly all no."""
     rows = learned(60, **{SAME: 0.95})
-    rows += [row | {"step": 60 + row["step"], SAME: 0.0} for row in learned(40)[-1:] * 1 for row in [row]]
-    rows += [rows[-1] | {"step": 100 + step} for step in range(1, 30)]
+    rows += [rows[-1] | {"step": 60 + step, SAME: 0.0} for step in range(1, 31)]
     found = diagnose(rows)
     assert not found.findings
     assert [each.name for each in found.notes] == ["solved", "one answer pays"]

@@ -71,4 +71,4 @@ def test_how_much_the_completions_of_a_step_differ(tmp_path, answers):
     assert log["completions/distinct_ratio"] == len({text for _, text, _ in seen}) / 16
     texts = [text for _, text, _ in seen]
     assert log["completions/commonest_ratio"] == max(map(texts.count, texts)) / 16
-    assert log["completions/commonest_token_ratio"] == pytest.approx(log["completions/commonest_ratio"])  # one token each
+    assert log["completions/commonest_token_ratio"] >= log["completions/commonest_ratio"]  # one token each, or the end

@@ -145,9 +145,10 @@ def _follows_answers(run: Course, same: float) -> bool:
 def _pay(run: Course) -> tuple[float, float, bool]:
     """What is earned at first and now, and whether that is a surely risen nine tenths of what was ever earned."""
     rewards, now, alike = run.columns.get("reward"), run.now("reward"), run.outages.now
-    if rewards is None or not rewards.count or not (now or alike):
+    earned = now.value if now else alike.earned if alike else math.nan
+    if rewards is None or not rewards.count or math.isnan(earned):
         return math.nan, math.nan, False
-    begun, earned = rewards.windows[0] if rewards.windows else rewards.mean(), now.value if now else alike.earned
+    begun = rewards.windows[0] if rewards.windows else rewards.mean()
     low, high = (run.columns.get(key, rewards) for key in ("reward_min", "reward_max"))
     bottom, top = min(rewards.lowest, low.lowest), max(rewards.highest, high.highest, earned)
     risen = earned - begun.value > SURE * math.hypot(begun.stderr, now.stderr if now else 0.0)

@@ -54,10 +54,10 @@ CONDITIONS: tuple[Condition, ...] = (
              "memorized. Fix the reward, use more prompts, or stop where held-out accuracy was best."),
     Condition("one answer pays", partial(policy.one_answer, paid=True), (policy.SAME, policy.TOKEN, "reward"), 1,
         brings=DAMAGE | {"same reward", "solved", "task traded"}, mends=True,
-        description="The reward is earned without reading the prompt. It looks like \"one answer\", or like 90 % of all "
+        description='The reward is earned without reading the prompt. It looks like "one answer", or like 90 % of all '
                     "tokens that are one and the same where completions have 5 or more, while the mean reward has "
                     "surely risen to nine tenths of what lies between the lowest and the highest so far. Such a run is "
-                    "not \"solved\". Where answers are all the same, nothing is said.",
+                    'not "solved". Where answers are all the same, nothing is said.',
         sentence="The reward {is} paid for one answer to all prompts: it {has} risen from {begun:.2f} to {earned:.2f}, "
                  "and {shown}.",
         cure="Read completions. What earns this without the prompt is not the task: reward what agrees with an "

@@ -187,9 +187,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _variety(self, inputs: Any, output: dict[str, Any]) -> dict[str, float]:
         """How much the completions of all processes differ."""
-        further = [{key: value for key, value in row.items() if key != "prompt"} for row in inputs]
-        answers, columns = (gather_object(each) for each in ([str(row.get("answer") or "") for row in inputs], further))
-        prompts, texts = ([str(each) for each in self._logs[name]][-len(answers) :] for name in ("prompt", "completion"))
+        answers = gather_object([str(row.get("answer") or "") for row in inputs])
+        columns = gather_object([{key: value for key, value in row.items() if key != "prompt"} for row in inputs])
+        texts, prompts = (list(map(str, self._logs[key]))[-len(answers) :] for key in ("completion", "prompt"))
         policy = self._advantages.policy
         count_V = token_counts(output["completion_ids"], own_SC(output), policy.end_tokens, policy.vocabulary)
         count_V = self.accelerator.gather(count_V[None]).sum(0)
