@@ -2,7 +2,8 @@
 
 import pytest
 
-from oblrpo.diagnosis import Watch, diagnose
+from oblrpo.diagnosis import Facts, Watch, diagnose
+from oblrpo.report.console import summary
 
 SAME, COMMONEST, TOKEN = (f"completions/{name}_ratio" for name in ("same", "commonest", "commonest_token"))
 LENGTH = "completions/mean_length"
@@ -34,7 +35,8 @@ def learned(steps=60, **last):
     ],
 )
 def test_a_run_that_cheats_is_not_solved(last, cheats):
-    found = diagnose(learned(**last))
+    found, told = diagnose(rows := learned(**last)), {"learning_rate": 1e-3, "lr_factor": 1.0, "step_time": 1.0}
+    assert ("solved: " in summary([told | row for row in rows], "runs/x", Facts())) is not cheats
     assert [each.name for each in found.findings] == ["one answer pays"] * cheats
     assert [each.name for each in found.notes] == ["solved"] * (not cheats)
     assert ("one answer pays" in found.unchecked) == (last[SAME] is None)
