@@ -42,6 +42,15 @@ def test_a_run_that_cheats_is_not_solved(last, cheats):
     assert ("one answer pays" in found.unchecked) == (last[SAME] is None)
 
 
+def test_where_all_answers_are_the_same_one_answer_is_no_illness():
+    """Their rewards and lengths agree, too; in a log without texts that is all there is."""
+    same = {"reward": 0.6, "reward_std": 0.0, "frac_reward_zero_std": 1.0, LENGTH: 9.0, SAME: None}
+    rows = [{"step": step, "reward_std": 0.2, "reward": 0.5 + step % 3 / 50, LENGTH: 60.0 + step, SAME: None}
+            | (same if step > 5 and step % 3 else {}) for step in range(1, 46)]  # fmt: skip
+    assert "one answer" not in Watch().over(rows).found
+    assert "one answer" in Watch().over({key: value for key, value in row.items() if key != SAME} for row in rows).found
+
+
 def test_the_sentence_says_what_was_earned_for_what():
     (text,) = diagnose(learned(**{SAME: 0.9})).findings
     assert "risen from 0.27 to 1.00" in text.sentence

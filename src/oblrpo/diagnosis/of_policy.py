@@ -113,17 +113,16 @@ def _earned(run: Course) -> bool:
 def one_answer(run: Course, paid: bool) -> Reading | None:
     """How much the policy says the same whatever the prompt, where that pays or does not; from 1 on it does so."""
     same, token, length = (run.now(key) for key in (SAME, TOKEN, "completions/mean_length"))
-    if SAME not in run.columns:
-        return None if paid else _earns_the_same(run)
     if same is None:
-        return None
+        logged = SAME in run.columns or SAME in run.empty
+        return None if paid or logged else _earns_the_same(run)
     shown = "completions to different prompts are the same text in {:.0%} of all pairs"
     found = [(same.value / ONE_TEXT, SAME, same, shown)]
     if paid and token and length and length.value >= FEW_TOKENS and not _follows_answers(run, same.value):
         found.append((token.value / ONE_TOKEN, TOKEN, token, "{:.0%} of all tokens are one and the same"))
     value, key, now, shown = max(found)
     begun, earned, pays = _pay(run)
-    if pays is not paid:
+    if pays is not paid or math.isnan(earned):
         return None
     then = min((mean.value for mean in run.past(key, now.first)), default=0.0)
     words = {"key": key, "now": now.value, "then": then, "begun": begun, "earned": earned}

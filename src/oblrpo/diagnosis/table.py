@@ -60,9 +60,8 @@ CONDITIONS: tuple[Condition, ...] = (
                     'not "solved". Where answers are all the same, nothing is said.',
         sentence="The reward {is} paid for one answer to all prompts: it {has} risen from {begun:.2f} to {earned:.2f}, "
                  "and {shown}.",
-        cure="Read completions. What earns this without the prompt is not the task: reward what agrees with an "
-             "answer, or take off for repetition, and start anew. If one answer is right for all prompts, nothing is "
-             "wrong."),
+        cure="Read completions, and pay for what the prompt asks for: an answer, say, less what repeats itself. If one "
+             "answer is right for all prompts, nothing is wrong."),
     Condition("same reward", rewards.same_reward, ("reward",), 1, turns={"-learning_rate"}, brings=OUTAGE, updated=True,
         rows=True, collapse=True, sentence="Nothing to learn from: every completion got the same reward, {earned}.",
         cure="Check the reward: score some of these completions by hand; are any empty? If it is right, and rewards "
@@ -136,8 +135,8 @@ CONDITIONS: tuple[Condition, ...] = (
                     "same, the same in all of these, and had the same length on average, which others have not. It is "
                     "dropped if the reward rises later: runs whose answers are one word may pass through it.",
         sentence="Completions have become one answer to all prompts: {shown}.",
-        cure="Read it: the reward should not pay for it. Go back to an earlier checkpoint, raise temperature or "
-             "num_generations, and make updates smaller ({shorten})."),
+        cure="Go back to an earlier checkpoint, raise temperature or num_generations, and make updates smaller "
+             "({shorten})."),
     Condition("entropy exploded", partial(changed, key="entropy", factor=1 / 2, by=0.5), ("entropy", "reward"), log(2),
         turns={"-learning_rate"}, brings=DAMAGE, mends=True,
         description="The policy writes ever more at random. It looks like a mean entropy of twice its lowest or more, "
