@@ -366,7 +366,7 @@ def test_prompts_of_which_some_differ_are_not_said_to_agree():
     ]
     (finding,) = diagnose(rows).findings
     assert finding.sentence == (
-        "For 30 steps there was no gradient: all completions of 81% of the prompts got the same reward."
+        "For 50 steps there was no gradient: all completions of 81% of the prompts got the same reward."
     )
 
 

@@ -3,8 +3,8 @@
 import math
 from collections import deque
 
-from oblrpo.diagnosis.condition import SURE, Reading, log_ratio
-from oblrpo.diagnosis.course import STALLED, STEADY, WINDOW, Course
+from oblrpo.diagnosis.condition import SURE, TINY, Reading, log_ratio
+from oblrpo.diagnosis.course import SOLVED, STALLED, STEADY, WINDOW, Course
 from oblrpo.diagnosis.of_rewards import silent
 
 NEARLY_ALL = 0.9  # the share of completions cut from which on none of them ends
@@ -110,22 +110,64 @@ def _earned(run: Course) -> bool:
     return max(means) > NOTHING[0] if run.bounded else min(means) < NOTHING[1]
 
 
-def one_answer(run: Course) -> Reading | None:
-    """The policy says the same whatever the prompt, and what it says pays a little.
+def one_answer(run: Course, paid: bool) -> Reading | None:
+    """How much the policy says the same whatever the prompt, where that pays or does not; from 1 on it does so."""
+    same, token, length = (run.now(key) for key in (SAME, TOKEN, "completions/mean_length"))
+    if same is None:
+        logged = SAME in run.columns or SAME in run.empty
+        return None if paid or logged else _earns_the_same(run)
+    shown = "completions to different prompts are the same text in {:.0%} of all pairs"
+    found = [(same.value / ONE_TEXT, SAME, same, shown)]
+    if paid and token and length and length.value >= FEW_TOKENS and not _follows_answers(run, same.value):
+        found.append((token.value / ONE_TOKEN, TOKEN, token, "{:.0%} of all tokens are one and the same"))
+    value, key, now, shown = max(found)
+    begun, earned, pays = _pay(run)
+    if pays is not paid or math.isnan(earned):
+        return None
+    then = min((mean.value for mean in run.past(key, now.first)), default=0.0)
+    words = {"key": key, "now": now.value, "then": then, "begun": begun, "earned": earned}
+    words["shown"] = shown.format(now.value) + ("" if paid else f", and earn {earned:.3g} on average")
+    return Reading(value, value * now.stderr / max(now.value, TINY), now.first, words)
 
-    It looks like half of the last 30 steps, or more, in which all completions earned the same, the same in all of
-    these, and had the same length on average: which others have not.
-    """
+
+SAME, TOKEN = "completions/same_ratio", "completions/commonest_token_ratio"
+ONE_TEXT, ONE_TOKEN = 0.8, 0.9  # the share of pairs that are one text, of tokens that are one: from there on all are
+FEW_TOKENS = 5  # completions of fewer are a word, and may be of one token
+
+
+def _follows_answers(run: Course, same: float) -> bool:
+    """Whether texts are told apart by answers, as right ones of one letter are: at random c^2 of the pairs agree."""
+    commonest = run.now("completions/commonest_ratio")
+    return commonest is not None and commonest.value >= 0.1 and same < commonest.value**2 / 2
+
+
+def _pay(run: Course) -> tuple[float, float, bool]:
+    """What is earned at first and now, and whether that is a surely risen nine tenths of what was ever earned."""
+    rewards, now, alike = run.columns.get("reward"), run.now("reward"), run.outages.now
+    earned = now.value if now else alike.earned if alike else math.nan
+    if rewards is None or not rewards.count or math.isnan(earned):
+        return math.nan, math.nan, False
+    begun = rewards.windows[0] if rewards.windows else rewards.mean()
+    low, high = (run.columns.get(key, rewards) for key in ("reward_min", "reward_max"))
+    bottom, top = min(rewards.lowest, low.lowest), max(rewards.highest, high.highest, earned)
+    risen = earned - begun.value > SURE * math.hypot(begun.stderr, now.stderr if now else 0.0)
+    solved = run.outages.solved is not None
+    return begun.value, earned, solved or (risen and earned - bottom >= SOLVED * (top - bottom))
+
+
+def _earns_the_same(run: Course) -> Reading | None:
+    """The share of the last 30 steps in which all earned the same and were as long, of which there are most."""
     now, length = run.outages.now, run.value("completions/mean_length")
     agreed = now is not None and now.shown and now.last == run.step
     answers = run.memory.setdefault("one_answer", deque(maxlen=3 * WINDOW))
     answers.append((now.figure, length) if now and agreed and length else None)
     if answers[-1] is None or len(answers) < 3 * WINDOW or run.solved or run.outages.solved:
         return None
-    lengths = run.columns["completions/mean_length"]
-    words = {"earned": answers[-1][0], "length": length, "of": run.said(len(answers))}
+    lengths, (earned, length) = run.columns["completions/mean_length"], answers[-1]
     many = answers.count(answers[-1]) if lengths.lowest < lengths.highest else 0
-    return Reading(many / len(answers), 0.0, run.step - len(answers) * run.facts.every + 1, words | {"many": many})
+    shown = f"in {many} of the last {run.said(len(answers))} all earned {earned}, with {length:.4g} tokens"
+    since = run.step - len(answers) * run.facts.every + 1
+    return Reading(2 * many / len(answers), 0.0, since, {"shown": shown})
 
 
 def far_at_once(run: Course) -> Reading | None:

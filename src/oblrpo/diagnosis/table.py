@@ -48,10 +48,20 @@ CONDITIONS: tuple[Condition, ...] = (
                  "{now:.3g} where it was {then:.3g} around {unit} {step}.",
         cure="A broken reward alone would not change the policy. " + TOO_LONG),
     Condition("reward without accuracy", parts.reward_without_accuracy, ("reward", "eval/accuracy"), 0.05,
-        brings=DAMAGE | {"same reward", "solved", "task traded"},
+        brings=DAMAGE | {"same reward", "solved", "task traded", "one answer pays"},
         sentence="The reward {reward}, but held-out accuracy {accuracy}.",
         cure="Read completions: the reward can be earned without solving the task, or the training prompts are "
              "memorized. Fix the reward, use more prompts, or stop where held-out accuracy was best."),
+    Condition("one answer pays", partial(policy.one_answer, paid=True), (policy.SAME, policy.TOKEN, "reward"), 1,
+        brings=DAMAGE | {"same reward", "solved", "task traded"}, mends=True,
+        description='The reward is earned without reading the prompt. It looks like "one answer", or like 90 % of all '
+                    "tokens that are one and the same where completions have 5 or more, while the mean reward has "
+                    "surely risen to nine tenths of what lies between the lowest and the highest so far. Such a run is "
+                    'not "solved". Where answers are all the same, nothing is said.',
+        sentence="The reward {is} paid for one answer to all prompts: it {has} risen from {begun:.2f} to {earned:.2f}, "
+                 "and {shown}.",
+        cure="Read completions, and pay for what the prompt asks for: an answer, say, less what repeats itself. If one "
+             "answer is right for all prompts, nothing is wrong."),
     Condition("same reward", rewards.same_reward, ("reward",), 1, turns={"-learning_rate"}, brings=OUTAGE, updated=True,
         rows=True, collapse=True, sentence="Nothing to learn from: every completion got the same reward, {earned}.",
         cure="Check the reward: score some of these completions by hand; are any empty? If the reward is right, and "
@@ -117,12 +127,16 @@ CONDITIONS: tuple[Condition, ...] = (
                  "{step}.",
         cure="Completions of a prompt are nearly identical. Go back to an earlier checkpoint and make updates smaller "
              "({shorten}), raise temperature or epsilon_high, or use more varied prompts."),
-    Condition("one answer", policy.one_answer, ("reward", LENGTH), 0.5, turns={"-learning_rate", "+temperature"},
-        brings=DAMAGE, rows=True,
-        sentence="Completions have become one answer: in {many} of the last {of} all earned {earned}, with "
-                 "{length:.4g} tokens.",
-        cure="Read it: the reward should not pay for it. Go back to an earlier checkpoint, raise temperature or "
-             "num_generations, and make updates smaller ({shorten})."),
+    Condition("one answer", partial(policy.one_answer, paid=False), ("reward", LENGTH), 1,
+        turns={"-learning_rate", "+temperature"}, brings=DAMAGE, rows=True,
+        description="The policy says the same whatever the prompt. It looks like completions that are the same text in "
+                    "80 % of the pairs of prompts with different answers, over 10 steps (`completions/same_ratio`). In "
+                    "a log without it, like half of the last 30 steps, or more, in which all completions earned the "
+                    "same, the same in all of these, and had the same length on average, which others have not. It is "
+                    "dropped if the reward rises later: runs whose answers are one word may pass through it.",
+        sentence="Completions have become one answer to all prompts: {shown}.",
+        cure="Go back to an earlier checkpoint, raise temperature or num_generations, and make updates smaller "
+             "({shorten})."),
     Condition("entropy exploded", partial(changed, key="entropy", factor=1 / 2, by=0.5), ("entropy", "reward"), log(2),
         turns={"-learning_rate"}, brings=DAMAGE, mends=True,
         description="What the policy writes becomes more and more random. It looks like a mean entropy at least twice "

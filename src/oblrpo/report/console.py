@@ -95,8 +95,7 @@ def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | N
     if steps:
         watch = Watch(facts)
         warned = {each.name: each for row in steps for each in watch.observe(row) if each.wrong}
-        found = watch.found.values()
-        lines += [f"{each.name}: {each.sentence}" for each in found if each.condition.updated]
+        lines += [f"{each.name}: {each.sentence}" for each in watch.findings if each.condition.updated]
         lines += [f"{each.name}: reported after step {each.found}, not seen since step {each.until}" for each in
                   warned.values() if not each.condition.updated and each.until < watch.course.compared]  # fmt: skip
     if measured:

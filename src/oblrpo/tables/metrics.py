@@ -78,6 +78,13 @@ METRICS = (
            "no_eos_ratios"),
     Metric("completions/masked_ratio", "share of completions whose reward is missing; they are left out wherever "
            "rewards are used", trl=ADDED),
+    Metric("completions/distinct_ratio", "share of completions left if each text counts once", trl=ADDED),
+    Metric("completions/commonest_ratio", "share of completions that are the commonest text", trl=ADDED),
+    Metric("completions/commonest_token_ratio", "share of the commonest token among the policy's own tokens, without "
+           "those that end completions", trl=ADDED),
+    Metric("completions/same_ratio", "of the pairs of completions to prompts with different answers, the share that is "
+           "the same text. Where no prompt has an answer, other columns stand for it, or the prompt; `null` where all "
+           "answers are the same", trl=ADDED),
     Metric("completions/trained_ratio", "share of completions that went through the model a second time, for the "
            "gradient, because their advantage is not 0 ([which completions are trained on](selection.md))"),
     Metric("num_gen_batches", "batches of prompts that were sampled for the step. `reward`, metrics that begin "
@@ -249,6 +256,9 @@ CHARTS = (
     Chart("Completions", "Completion length", "completions/mean_length", "tokens", kind="length", averaged=True,
           note=f"{DOTS_AND_LINE}, end token included.",
           advice="If it approaches `max_completion_length`, see the truncated completions."),
+    Chart("Completions", "Distinct completions", "completions/distinct_ratio", "share of completions", averaged=True,
+          blank=1, note="Each text counted once. Near 0, all prompts get few answers, or one.",
+          advice="If it falls to 0 where prompts have different answers: read the samples; one text may be paid."),
     Chart("Completions", "Truncated completions", "completions/clipped_ratio", "share of completions", averaged=True,
           blank=0, note="Cut off at max_completion_length and scored as they are. Raise it if the share grows.",
           advice="If the share grows: raise the limit, or reward brevity."),

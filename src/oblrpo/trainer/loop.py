@@ -26,6 +26,7 @@ from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
+from oblrpo.rollout.variety import answers_of, token_counts, variety
 from oblrpo.runs import HELD_OUT, Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
 from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
@@ -123,6 +124,15 @@ def part_metrics(earned: Mapping[str, Sequence[float]]) -> dict[str, float]:
         metrics[f"rewards/{name}/mean"] = values_N.mean().item()
         metrics[f"rewards/{name}/std"] = values_N.std().item() if len(values) > 1 else math.nan
     return metrics
+
+
+def text_metrics(problems: Sequence[Problem], step: StepResult, ends: Sequence[int]) -> dict[str, float]:
+    """How much the completions of a step differ; `ends` are the tokens that end one."""
+    rollouts, G = step.samples.rollouts, step.samples.rewards_PG.shape[1]
+    parts = ([getattr(each, name) for each in problems] for name in ("answer", "columns", "text"))
+    answers = [answer for answer in answers_of(*parts) for _ in range(G)]
+    count_V = token_counts(rollouts.sequences.completion_SC, rollouts.sequences.own_SC, ends, max(ends) + 1)
+    return variety(rollouts.completions, count_V, answers)
 
 
 def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:
@@ -448,7 +458,8 @@ class Trainer:
         # Before the metrics: warnings about rewards name this file, and a step counts once its metrics are there.
         with self.learner.clock.part("files"):
             self.folder.write_completions(step, completion_rows(problems, done))
-        metrics = step_metrics(step, done, self.tokens) | part_metrics(self.rewards.take_earned())
+        metrics = step_metrics(step, done, self.tokens) | text_metrics(problems, done, self.policy.end_tokens)
+        metrics |= part_metrics(self.rewards.take_earned())
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
         return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap(), done.skipped

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
@@ -24,6 +25,7 @@ from oblrpo.policy.checks import check_lengths, check_scores, noise
 from oblrpo.policy.load import check_values
 from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.decode import Drawn
+from oblrpo.rollout.variety import answers_of, token_counts, variety
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
 from oblrpo.scores import Features, UnsupportedModelError
@@ -172,7 +174,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         except (ValueError, UnsupportedModelError) as error:
             raise InputError(f"the advantages cannot be computed: {error}") from None
         self._generation = generation
-        self._add_metrics(generation.metrics)
+        self._add_metrics(generation.metrics | self._variety(inputs, output))
         first, advantages_S = len(inputs) * self.accelerator.process_index, generation.advantages_PG.flatten()
         output["advantages"] = advantages_S[first : first + len(inputs)].to(output["advantages"])
         for _ in advantages_S:  # those of TRL
@@ -182,6 +184,16 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if generation.norm2_PG is not None:
             self._logs["extra"]["score_norm2"].extend(generation.norm2_PG.flatten().tolist())
         return output
+
+    def _variety(self, inputs: Any, output: dict[str, Any]) -> dict[str, float]:
+        """How much the completions of all processes differ."""
+        answers = gather_object([str(row.get("answer") or "") for row in inputs])
+        columns = gather_object([{key: value for key, value in row.items() if key != "prompt"} for row in inputs])
+        texts, prompts = (list(map(str, self._logs[key]))[-len(answers) :] for key in ("completion", "prompt"))
+        policy = self._advantages.policy
+        count_V = token_counts(output["completion_ids"], own_SC(output), policy.end_tokens, policy.vocabulary)
+        count_V = self.accelerator.gather(count_V[None]).sum(0)
+        return variety(texts, count_V, answers_of(answers, columns, prompts))
 
     def _features(self, output: dict[str, Any]) -> Features | None:
         """What the draws tell of completions: all figures, or log-probabilities; None where nothing was kept."""
