@@ -182,7 +182,7 @@ def train(
         for note in objects.notes():
             console.print(note, highlight=False)
         report = run_training(trainer, Progress(console))
-    end = summary_of(trainer).encode(console.encoding, PLAIN).decode(console.encoding)
+    end = summary_of(trainer, console.width).encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(end), highlight=False)
     return Run(trainer, report)
 

@@ -67,12 +67,14 @@ def run_training(trainer: Trainer, progress: Progress) -> Path:
     return write_report(folder.path)
 
 
-def summary_of(trainer: Trainer) -> str:
-    """Return what the console shows of a run at its end."""
+def summary_of(trainer: Trainer, width: int) -> str:
+    """Return what a console of so many columns shows of a run at its end."""
     from oblrpo.report.console import summary
+    from oblrpo.report.record import before_and_after
 
-    best = trainer.folder.best_step(trainer.accuracy)
-    return summary(trainer.folder.read_metrics(), trainer.config.run.output, trainer.monitors.watch.facts, best)
+    folder, rows, facts = trainer.folder, trainer.folder.read_metrics(), trainer.monitors.watch.facts
+    pairs = before_and_after(folder, [row for row in rows if row.get("eval/accuracy") is not None], most=3)
+    return summary(rows, trainer.config.run.output, facts, folder.best_step(trainer.accuracy), pairs, width)
 
 
 def check_files(*sources: Sequence[str]) -> None:

@@ -26,6 +26,11 @@ OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "lo
 """Settings that say how a model is loaded."""
 
 
+def plain_name(word: str) -> str:
+    """Return a name as people read it: the word `python:500 rows, sha256 298ecd14` stands for 500 rows from Python."""
+    return f"{word.removeprefix(PREFIX).partition(', sha256')[0]} from Python" if word.startswith(PREFIX) else word
+
+
 @dataclass(frozen=True)
 class Objects:
     """Objects by the words that stand for them in the settings."""

@@ -16,7 +16,8 @@ from oblrpo.checksums import SUMS
 from oblrpo.cli.train import _parse
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
-from oblrpo.report.export import export
+from oblrpo.report.export import LONGEST_CELL, _cell, export
+from oblrpo.report.html import seen
 from oblrpo.runs import RunFolder, sync_folder
 from oblrpo.settings import TrainConfig, flatten, load_recipe, settings_in
 from tests.cli.conftest import SMALL
@@ -64,12 +65,25 @@ def test_the_card_has_the_accuracies_of_its_step_and_the_command_that_makes_the_
             figure, margin = row["eval/accuracy"], Z95 * row["eval/accuracy_stderr"]
             assert f"(step {row['step']}) | {figure:.3f} | ± {margin:.3f} |" in card
         assert f"after step {step} of 4" in card
+        assert "- **Task**: Find a way from one letter to another" in card
+        first, last = (
+            json.loads((run / f"completions/heldout_step_{at}.jsonl").read_text().splitlines()[0]) for at in (0, step)
+        )
+        said = (f" {_cell(each['completion'])} | {each['reward']:g} |" for each in (first, last))
+        assert seen(f"\n| `{first['prompt']}` |{''.join(said)}\n") in card
     words = shlex.split(re.search("```\noblrpo train (.*)\n```", card)[1])
     assert words[0] == "demo"
     again = flatten(_parse(words, load_recipe("demo", TrainConfig())).config)
     saved = settings_in(run / "config.yaml")
     assert {key for key in saved if again[key] != saved[key]} <= {"output", "threads"}
     assert "\nmodel_args:\n  hidden_size: 16\n" in card
+
+
+def test_texts_in_a_table_of_the_card_end_no_cell():
+    assert _cell("a | b\n`c`") == "`` a \\| b `c` ``"
+    assert _cell("\n ") == "(empty)"
+    assert _cell("x" * LONGEST_CELL) == f"`{'x' * LONGEST_CELL}`"
+    assert _cell("begin" + "x" * LONGEST_CELL + "end") == f"`begin{'x' * 95} … {'x' * 97}end`"
 
 
 def test_a_run_from_python_says_what_the_program_gave(tmp_path, dense_reward):
@@ -114,7 +128,7 @@ def test_what_was_put_around_prompts_cannot_break_the_card(run, tmp_path):
     assert "**Prompt format**: a system prompt, as in the settings below" in outside
     assert "No heading" in card
     assert "No heading" not in outside
-    assert "``" not in outside
+    assert "```" not in outside
 
 
 def test_a_disk_that_is_full_leaves_nothing(run, oblrpo, tmp_path, monkeypatch):

@@ -11,7 +11,9 @@ import pytest
 from lab.tasks import ADDITION
 from oblrpo.cli.flags import documented
 from oblrpo.estimators import BASELINES
+from oblrpo.report.html import markup, with_code
 from oblrpo.settings import TrainConfig, flatten, read_yaml, read_yaml_file, yaml_text
+from oblrpo.tasks.path import PathTask
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
@@ -69,12 +71,26 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     config = read_yaml_file(run / "config.yaml")
     assert set(config) == set(flatten(TrainConfig())) | {"identity"}
     assert config["model_args"]["hidden_size"] == 16
+    assert f"\nabout      {PathTask.about}\n" in out
+    assert config["identity"]["about"] == PathTask.about
     assert "held-out accuracy" in out
     assert "4 prompts x 3 completions = 12 completions" in out
+    heads, *lines = out.splitlines()[-5:-1]
+    assert re.fullmatch("held-out prompt +before +after", heads)
     page = (run / "report.html").read_text()
+    assert f"<p>{with_code(PathTask.about)}<br>" in page
+    assert "none twice: <code>ab,bc,cd,ad:a&gt;c=</code> asks for <code>abc</code> or <code>adc</code>.<br>" in page
+    heldout = [(run / f"completions/heldout_step_{step}.jsonl").read_text().splitlines() for step in (0, 4)]
+    for line, *ends in zip(lines, *(rows[:: SMALL["--eval-samples"]] for rows in heldout), strict=False):
+        before, after = map(json.loads, ends)
+        assert line.startswith(before["prompt"])
+        kind = {1: "up", -1: "down", 0: ""}[(after["reward"] > before["reward"]) - (after["reward"] < before["reward"])]
+        for end, moved in ((before, ""), (after, kind)):
+            said = markup("{}", end["completion"])
+            assert f'<span class="{moved}">{end["reward"]:g}</span></small><br><code>{said}' in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "<script" not in page
-    drawn = re.findall(r"<figcaption><b>(.*?)</b>.*?</figcaption><svg", page, re.DOTALL)
+    drawn = re.findall(r"<figcaption><b>(.*?)</b>", page)
     assert {"Reward and held-out accuracy", "Learning rate", "Squared score norm", "Entropy"} <= set(drawn)
     assert len(set(drawn)) == len(drawn)
 
@@ -373,6 +389,20 @@ def test_report_is_written_anew(small_run, oblrpo, tmp_path):
     page.unlink()
     assert oblrpo("report", tmp_path / "run")[0] == 0
     assert page.read_text() == before
+
+
+@pytest.mark.page
+def test_reports_of_two_runs(small_run, oblrpo, tmp_path):
+    for name in ("a", "b"):
+        assert small_run(steps=1, output=tmp_path / name)[0] == 0
+    code, out, _ = oblrpo("report", tmp_path / "a", tmp_path / "b")
+    assert (code, out.strip()) == (0, str(tmp_path / "report.html"))
+    assert "<h1>a beside b</h1>" in (tmp_path / "report.html").read_text()
+    code, _, err = oblrpo("report", tmp_path / "a", tmp_path / "b", "--follow")
+    assert (code, err) == (2, "oblrpo: --follow takes one run, not 2; leave it out, or name one.\n")
+    code, _, err = oblrpo("report", tmp_path / "a", tmp_path / "c")
+    assert code == 2
+    assert f"{tmp_path / 'c'} is not there" in err
 
 
 @pytest.mark.page

@@ -22,17 +22,27 @@ def test_a_step_whose_completions_were_all_masked(nothing):
         progress.step(2, STEP | {"eval/accuracy": 0.5, "eval/accuracy_stderr": nothing})
     assert printed.getvalue().splitlines()[1:] == [
         "step 0/2  held-out -",
-        "step 1/2  reward -  held-out -  N SNR -  lr 1.0e-03 (x0.50 by the schedule)",
-        "step 2/2  reward 0.250  held-out 0.500  N SNR 2.00 (67% signal)  lr 1.0e-03 (x0.50 by the schedule)",
+        "step 1/2  reward -  N SNR -  lr 1.0e-03 (x0.50 by the schedule)",
+        "step 2/2  reward 0.250  N SNR 2.00 (67% signal)  lr 1.0e-03 (x0.50 by the schedule)  held-out 0.500",
     ]
 
 
-def test_a_resumed_run_shows_the_last_known_accuracy():
-    printed = io.StringIO()
-    with Progress(Console(file=printed, width=200)) as progress:
-        progress.start("a run", 4, 0, 2, 0.625)
-        progress.step(3, STEP)
-    assert "held-out 0.625" in printed.getvalue()
+def test_lines_have_the_held_out_figure_of_their_own_step_and_the_bar_says_of_which():
+    measured, printed = STEP | {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.1}, {}
+    for terminal in (False, True):
+        printed[terminal] = io.StringIO()
+        console = Console(file=printed[terminal], width=200, force_terminal=terminal)
+        with Progress(console) as progress:
+            progress.start("a run", 400, 0, 2, (2, 0.625))
+            progress.step(20, STEP)
+            progress._bar.refresh()
+            progress.step(21, measured)  # no line is due
+            progress.step(40, STEP)
+    lines = printed[False].getvalue().splitlines()[1:]
+    assert [line.partition("  ")[0] for line in lines] == ["step 20/400", "step 21/400", "step 40/400"]
+    assert ["held-out" in line for line in lines] == [False, True, False]
+    live = printed[True].getvalue()
+    assert 0 < live.index("held-out 0.625 (step 2)") < live.index("held-out 0.500 (step 21)")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from oblrpo.report.charts import short
 from oblrpo.report.curves import course, critical_batch, n_snr, reward_line, variance_ratios
 from oblrpo.report.page import DRAWN, samples, write_report
 from oblrpo.report.record import read_run
+from oblrpo.runs import HELD_OUT, RunFolder
 from oblrpo.tables.baselines import BASELINES
 from oblrpo.tables.metrics import AVERAGED_STEPS, CHARTS, ROW_OF
 from tests.report.conftest import completions, row, write_run_into
@@ -34,7 +35,11 @@ def write_finished_run(folder):
     rows[1] |= LEDGER
     rows[10] |= LEDGER | {"snr_low": 0.04}
     rows[10] |= {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "baseline/spread": 99.0, "skipped": 1.0}
-    return write_run_into(folder, rows, {1: completions(), 10: completions()})
+    run = write_run_into(folder, rows, {1: completions(), 10: completions()})
+    for step, reward in ((0, 0.0), (10, 1.0)):
+        asked = {"prompt": "held <i>out</i>", "answer": "7", "completion": f"said at {step}", "reward": reward}
+        RunFolder(run).write_completions(step, [asked], HELD_OUT)
+    return run
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def page(tmp_path_factory):
 
 
 def test_everything_is_on_the_page(page):
-    titles = re.findall(r"<h2 id=samples>(Samples)|<figcaption><b>(.*?)</b>", page)
+    titles = re.findall(r"<h2 id=[a-z-]+>(Before and after|Samples)|<figcaption><b>(.*?)</b>", page)
     assert ["".join(title) for title in titles] == [chart.title for chart in CHARTS]
     assert "0.250 ± 0.039 to 0.500 ± 0.059" in page
     assert "<dt>Batch size<dd><b>4 prompts</b><small>4 prompts are 0.2x the critical batch of 20, where noise" in page
@@ -131,7 +136,7 @@ def test_the_batch_used_and_the_interval_of_the_critical_one(write_run, monkeypa
         draw(record, next(chart for chart in CHARTS if chart.kind == draw.__name__))
     lines, further = drawn["Critical batch size, and the batch used"]
     assert lines[0].low == [pytest.approx(10), pytest.approx(10)]
-    assert lines[0].high == [pytest.approx(25), pytest.approx(200)]  # open: SNR may be 0
+    assert lines[0].high == [pytest.approx(25), None]  # open: SNR may be 0
     assert further["levels"] == [(4, "batch used: 4")]
     lines, _ = drawn["Signal to noise of the batch gradient"]
     assert lines[0].high == [pytest.approx(0.4), pytest.approx(0.4)]  # N times snr_high
@@ -162,24 +167,29 @@ def test_charts_are_of_metrics_of_the_table_and_of_known_kinds(write_run):
     assert not any(course(record, chart) for chart in CHARTS if chart.title in as_usual)
 
 
-def test_samples_show_prompts_that_taught_something_first(write_run):
+SAMPLES = next(chart for chart in CHARTS if chart.kind == "samples")
+
+
+def test_samples_show_prompts_of_the_last_step_that_taught_something_first(write_run):
     def reward(number):
         return float(number in {4, 6})  # prompt 2 and 3 differ within themselves
 
-    record = read_run(write_run([row(1), row(2)], {1: completions(reward), 2: completions(reward)}))
-    before, after = (part.partition("<h3>")[2] for part in samples(record, CHARTS[0]))
-    assert before.startswith("Step 1, before")
-    assert after.startswith("Step 2, after")
-    assert before.index("prompt 2") < before.index("prompt 3") < before.index("prompt 0")
-    assert "+0.750" in before
-    assert "-0.250" in before
+    rows = [row(1), row(2), row(3, reward=None)]
+    steps = {step: completions(reward) for step in (1, 2, 3)}
+    steps[2][4]["completion"] = "of step 2"
+    (shown,) = samples(read_run(write_run(rows, steps)), SAMPLES)
+    assert "Step 2. " in shown
+    assert "of step 2" in shown
+    assert shown.index("prompt 2") < shown.index("prompt 3") < shown.index("prompt 0")
+    assert "+0.750" in shown
+    assert "-0.250" in shown
 
 
 def test_long_texts_are_folded_and_masked_ones_named(write_run):
     texts = completions(lambda number: 0.0)
     texts[0] |= {"completion": "x" * 5000, "reward": None, "baseline": None, "advantage": None}
     del texts[1]["score_norm2"]
-    (page,) = samples(read_run(write_run([row(1)], {1: texts})), CHARTS[0])
+    (page,) = samples(read_run(write_run([row(1)], {1: texts})), SAMPLES)
     assert "<summary><code>" + "x" * 240 + " …</code> <small>5000 characters" in page
     assert "x" * 2000 + " </code><small>… 1000 characters left out …</small><code> " + "x" * 2000 + "</code>" in page
     assert "x" * 2001 not in page
@@ -194,9 +204,9 @@ def test_samples_are_shown_whatever_their_length(write_run, length, masked):
     for each in kept:
         each |= {"completion": "y" * length, "reward": None if masked else each["reward"]}
     steps = [row(step, reward=None if masked else 0.5) for step in (1, 2)]
-    shown = "".join(samples(read_run(write_run(steps, {1: kept, 2: kept})), CHARTS[0]))
+    shown = "".join(samples(read_run(write_run(steps, {1: kept, 2: kept})), SAMPLES))
     assert len(shown) < 200_000
-    assert shown.count("y" * min(length, 240)) >= 12  # 3 prompts x 2 completions x 2 steps
+    assert shown.count("y" * min(length, 240)) >= 6  # 3 prompts x 2 completions
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Making tasks by name, and what is refused."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import oblrpo.tasks
 from lab.tasks import ADDITION, COUNTDOWN
 from oblrpo.errors import InputError
-from oblrpo.tasks import TASKS, make_task
+from oblrpo.tasks import BENCHMARKS, TASKS, Problem, make_task
 
 SOURCES = sorted(Path(oblrpo.tasks.__file__).parent.rglob("*.py"))
 
@@ -18,6 +19,16 @@ SOURCES = sorted(Path(oblrpo.tasks.__file__).parent.rglob("*.py"))
 def test_every_task_can_be_made_by_its_name():
     assert list(TASKS) == ["arithmetic", "path"]
     assert all(make_task(name, 3).name == name for name in TASKS)
+
+
+def test_every_task_says_what_it_is_with_an_example_that_solves_it():
+    for name in TASKS:
+        task = make_task(name)
+        prompt, *answers = re.findall("`(.*?)`", task.about)
+        problem = Problem(prompt, prompt[:-1] if name == "path" else answers[0])
+        assert answers
+        assert task.rewards([problem] * len(answers), answers) == [1.0] * len(answers)
+    assert all(benchmark.about.endswith(".") for benchmark in BENCHMARKS.values())
 
 
 def test_parameters_and_seed_arrive():

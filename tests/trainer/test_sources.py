@@ -1,11 +1,13 @@
 """What a run learns from has a digest that tells it from everything else."""
 
+import json
+
 import pytest
 
-from oblrpo.objects import Objects
+from oblrpo.objects import Objects, split_objects
 from oblrpo.rewards import Rewards
 from oblrpo.settings import TaskConfig, TrainConfig, WarmStartConfig
-from oblrpo.tasks import sources
+from oblrpo.tasks import BENCHMARKS, sources
 from oblrpo.trainer.demonstrations import read_rows
 from oblrpo.trainer.task import sources_of, task_of
 
@@ -54,6 +56,26 @@ def test_a_benchmark_of_the_hub_is_known_by_its_rows(digests):
 def test_rows_of_a_program_and_generated_problems_have_none():
     config = TrainConfig()
     assert not sources_of(config, task_of(config), [], Rewards(task_of(config), ["length"]))
+
+
+def test_a_task_on_data_says_how_many_rows_of_which_files_it_has(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("train.jsonl", ROWS[:30]), ("test.jsonl", ROWS[30:])):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def about(objects=None, **names):
+        return task_of(TrainConfig(task=TaskConfig(**names)), objects).about
+
+    assert about(data=("train.jsonl",)) == "30 rows of train.jsonl."
+    both = "30 rows of train.jsonl; held out: 10 rows of test.jsonl."
+    assert about(data=("train.jsonl",), eval_data=("test.jsonl",)) == both
+    assert about(data=("train.jsonl", "test.jsonl")) == "40 rows of train.jsonl, test.jsonl."
+    words, objects = split_objects(data=ROWS, eval_data=ROWS[:5])
+    assert about(objects, **words) == "40 rows from Python; held out: 5 rows from Python."
+    asked = [{"question": row["question"], "answer": f"#### {row['answer']}"} for row in ROWS]
+    monkeypatch.setattr("oblrpo.tasks.benchmarks.read_hub", lambda *_: [("here", row) for row in asked])
+    of_both = "40 rows of gsm8k; held out: 40 rows of gsm8k."
+    assert about(task="gsm8k") == f"{BENCHMARKS['gsm8k'].about} {of_both}"
 
 
 def test_a_file_is_read_once(tmp_path, monkeypatch):

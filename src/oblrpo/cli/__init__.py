@@ -19,7 +19,7 @@ oblrpo: RL of language models with the exact variance-optimal baseline and a lea
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
   oblrpo evaluate [MODEL] [--benchmark NAME ...]         avg@k, pass@k of a model: benchmarks, or --data by --rewards
   oblrpo diagnose RUN|LOG [--look]                       what is wrong with a run of oblrpo, TRL or verl, and what to do
-  oblrpo report RUN [--follow]                           one HTML page of a run; --follow rewrites it as it trains
+  oblrpo report RUN ... [--follow]                       one HTML page of a run, or of several; --follow as it trains
   oblrpo export RUN [--merge]                            the model of a run and its card, in a folder to share
   oblrpo help COMMAND                                    what a command takes; `oblrpo --version`
 

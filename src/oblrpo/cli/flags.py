@@ -37,8 +37,9 @@ def parse(default: Command, argv: list[str], prog: str, help: str = "--help") ->
     for before, stray in zip(["", *rest], rest, strict=False):
         if not _is_flag(stray) and _is_flag(before):
             continue  # the value of an unknown flag
-        if first and first not in words_of and not _is_flag(stray) and (not re.match(OVERRIDE, stray) or exists(stray)):
-            words_of[first] = [stray]
+        free = first and (first not in words_of or typing.get_origin(types[first]) is tuple)
+        if free and not _is_flag(stray) and (not re.match(OVERRIDE, stray) or exists(stray)):
+            words_of[first] = [*words_of.get(first, []), stray]
         else:
             unknown.append(stray)
     if unknown:

@@ -67,8 +67,9 @@ def run(argv: list[str]) -> None:
         peak = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, libraries)
         print(f"memory     {peak}")
         return
-    run_training(trainer, Progress(Console(soft_wrap=True, markup=False)))
-    print(summary_of(trainer))
+    console = Console(soft_wrap=True, markup=False)
+    run_training(trainer, Progress(console))
+    print(summary_of(trainer, console.width))
 
 
 def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:

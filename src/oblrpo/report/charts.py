@@ -10,9 +10,9 @@ from typing import Any
 import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, YAxis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.html import markup, seen
@@ -47,7 +47,13 @@ def chart(
     note: str = "",
     levels: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """Draw curves over x, dotted `levels` (y, name) across; `logarithmic` is about y, `note` says how to read it."""
+    """Draw curves over x, dotted `levels` (y, name) across; `logarithmic` is about y, `note` says how to read it.
+
+    A single value of each curve is no course: it is written.
+    """
+    if max((sum(y is not None for y in line.y) for line in lines), default=0) < 2:
+        words = Markup("").join(_written(line, xlabel) for line in lines)
+        return framed(title, note, words or Markup("<div class=only>No step has a value.</div>"))
 
     def draw(axes: Axes) -> None:
         for number, line in enumerate(lines):
@@ -56,8 +62,6 @@ def chart(
             axes.set_xscale("log")
         if logarithmic and any(value and value > 0 for line in lines for value in line.y):
             axes.set_yscale("log")
-        if not any(value is not None for line in lines for value in line.y):
-            axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center")
         for y, name in levels:
             axes.axhline(y, color=INK, linewidth=1, linestyle=":", label=name)
         if len(lines) + len(levels) > 1:
@@ -84,6 +88,8 @@ def drawing(
         axes.spines[["top", "right"]].set_visible(False)
         for axis in (axes.xaxis, axes.yaxis):
             _plain_ticks(axis)
+        if xlabel == "step":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         buffer = io.StringIO()
         figure.savefig(
             buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -92,8 +98,28 @@ def drawing(
     svg = re.sub(INK, "currentColor", svg[svg.index("<svg") :])
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # a page has many charts, and an id must be one element's
     named = Markup(svg.replace("<svg", markup('<svg role="img" aria-label="{}"', title), 1))
+    return framed(title, note, named)
+
+
+def framed(title: str, note: str, body: Markup) -> Markup:
+    """Return a <figure> with its title and a note."""
     small = markup(" <small>{}</small>", note) if note else Markup("")
-    return markup("<figure><figcaption><b>{}</b>{}</figcaption>{}</figure>", title, small, named)
+    return markup("<figure><figcaption><b>{}</b>{}</figcaption>{}</figure>", title, small, body)
+
+
+def _written(line: Line, xlabel: str) -> Markup:
+    """Return the only value of a line, with its interval, in words; nothing where it has none."""
+    ends = zip(line.low or [None] * len(line.y), line.high or [None] * len(line.y), strict=True)
+    form = "<div class=only>{} <b>{}</b> <small>{}</small></div>"
+    for x, y, (low, high) in zip(line.x, line.y, ends, strict=True):
+        if y is not None:
+            between = "" if low is None or high is None else f", 95 % interval {short(low)} to {short(high)}"
+            return markup(form, line.label, short(y), f"at {xlabel} {short(x)}, its only value{between}")
+    return Markup("")
+
+
+NARROWEST = 0.02
+"""The least height of a linear axis over the greatest value on it: what differs by less is shown as alike."""
 
 
 def _plain_ticks(axis: Axis) -> None:
@@ -104,8 +130,14 @@ def _plain_ticks(axis: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,), numticks=9))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    elif axis.get_scale() == "linear" and 0 < max(map(abs, axis.get_view_interval())) < 1e-2:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    elif axis.get_scale() == "linear":
+        low, high = axis.get_view_interval()
+        greatest = max(abs(low), abs(high))
+        if isinstance(axis, YAxis) and high - low < NARROWEST * greatest:
+            middle, half = (low + high) / 2, NARROWEST * greatest / 2
+            axis.axes.set_ylim(middle - half, middle + half)
+        if 0 < greatest < 1e-2:
+            axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
 
 
 def short(value: float) -> str:
@@ -128,16 +160,20 @@ def line_style(number: int) -> tuple[str, str]:
 
 
 def draw_line(axes: Axes, line: Line, number: int) -> None:
-    """Draw a curve, its interval as a band, and its dots."""
+    """Draw a curve, its interval as a band, and its dots; of open intervals the lower end alone, dashed."""
     color, dashes = line_style(number)
-    y = _floats(line.y)
-    axes.plot(
-        line.x, y, dashes, color=color, label=seen(line.label), linewidth=1.6, marker="." if len(y) < 30 else None
-    )
+    y, label = _floats(line.y), seen(line.label)
+    label = f" {label}" if label.startswith("_") else label  # such names matplotlib leaves out of legends
+    axes.plot(line.x, y, dashes, color=color, label=label, linewidth=1.6, marker="." if len(y) < 30 else None)
     if line.dots is not None:
         axes.plot(line.x, _floats(line.dots), ".", color=color, alpha=0.35, markersize=3)
     if line.low is not None and line.high is not None:
-        axes.fill_between(line.x, _floats(line.low), _floats(line.high), color=color, alpha=0.2, linewidth=0)
+        low, high = _floats(line.low), _floats(line.high)
+        axes.fill_between(line.x, low, high, color=color, alpha=0.2, linewidth=0)
+        if any(math.isnan(top) and not math.isnan(bottom) for bottom, top in zip(low, high, strict=True)):
+            axes.plot(line.x, low, "--", color=color, linewidth=0.8)
+        if len(line.y) - list(line.y).count(None) == 1:  # a band needs two
+            axes.vlines(line.x, low, high, color=color, linewidth=1.6, alpha=0.5)
 
 
 def error_bar(mean: Mean | GeometricMean) -> list[list[float]]:

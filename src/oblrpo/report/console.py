@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeGuard
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,7 +18,7 @@ from rich.progress import Progress as Bar
 
 from oblrpo.diagnosis import Facts, Watch
 from oblrpo.report.html import seen
-from oblrpo.report.record import LAST_STEPS, accuracy_margin, advice
+from oblrpo.report.record import LAST_STEPS, accuracy_margin, advice, of_last
 
 PLAIN_LINES = 20  # the number of lines that a run prints where the console is no terminal
 
@@ -39,6 +40,7 @@ class Progress:
             disable=not console.is_terminal,
         )
         self._steps = self._warm_steps = 0
+        self._measured = ""  # the newest held-out accuracy, and its step
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -51,10 +53,16 @@ class Progress:
         self._bar.stop()
 
     def start(
-        self, description: str, steps: int, warm_start_steps: int, done: int | None, accuracy: float | None = None
+        self,
+        description: str,
+        steps: int,
+        warm_start_steps: int,
+        done: int | None,
+        measured: tuple[int, float | None] | None = None,
     ) -> None:
-        """Say what is about to run; `done` is the step a resumed run has reached, `accuracy` the last one it has."""
-        self._steps, self._warm_steps, self._accuracy = steps, warm_start_steps, _figure(accuracy)
+        """Say what is about to run; a resumed run has reached step `done`, and `measured` its last (step, accuracy)."""
+        self._steps, self._warm_steps = steps, warm_start_steps
+        self._measured = f"  held-out {_figure(measured[1])} (step {measured[0]})" if measured else ""
         self.console.print(seen(description), highlight=False)
         self._warm = self._bar.add_task(
             "warm start", total=warm_start_steps, note="", visible=done is None and warm_start_steps > 0
@@ -74,21 +82,33 @@ class Progress:
 
     def step(self, step: int, metrics: dict[str, Any]) -> None:
         """Show that a step of the run is done."""
-        if "eval/accuracy" in metrics:
-            self._accuracy = _figure(metrics["eval/accuracy"])
-        note = f"held-out {self._accuracy}"
+        note = heldout = ""
+        if measures := "eval/accuracy" in metrics:
+            heldout = f"  held-out {_figure(metrics['eval/accuracy'])}"
+            self._measured = f"{heldout} (step {step})"
         if step:
             learned = "no gradient, no update"
             if metrics.get("grad_norm") != 0:
                 learned = f"{_signal(metrics['n_snr'])}  lr {_rate([metrics])}"
-            note = f"reward {_figure(metrics['reward'])}  {note}  {learned}"
-        self._bar.update(self._train, completed=step, note=note)
-        if not self.console.is_terminal and (step % max(1, self._steps // PLAIN_LINES) == 0 or step == self._steps):
-            self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
+            note = f"  reward {_figure(metrics['reward'])}  {learned}"
+        self._bar.update(self._train, completed=step, note=f"{note}{self._measured}".strip())
+        due = measures or step % max(1, self._steps // PLAIN_LINES) == 0 or step == self._steps
+        if due and not self.console.is_terminal:
+            self.console.print(f"step {step}/{self._steps}{note}{heldout}", highlight=False)
 
 
-def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | None = None) -> str:
-    """Sum a run up from its metrics; `best` is the step of the best checkpoint."""
+def summary(
+    rows: list[dict[str, Any]],
+    output: str,
+    facts: Facts,
+    best: int | None = None,
+    pairs: Sequence[Mapping[str, Any]] = (),
+    width: int = 100,
+) -> str:
+    """Sum a run up from its metrics; `best` is the step of the best checkpoint, `pairs` are shown in lines of `width`.
+
+    They are those of `record.before_and_after`.
+    """
     measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
@@ -108,15 +128,44 @@ def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | N
         lines.append(f"before warm start {before:.3f}, held-out accuracy of the model as it was loaded")
     if steps:
         tail, updates = steps[-LAST_STEPS:], [row for row in steps if row["learning_rate"]][-LAST_STEPS:]
-        lines.append(f"reward            {_mean(tail, 'reward'):.3f}, mean of the last {len(tail)} steps")
+        lines.append(f"reward            {_mean(tail, 'reward'):.3f}, mean of {of_last(len(tail), 'step')}")
         if updates:
-            lines.append(f"learning rate     {_rate(updates)}, mean of the last {len(updates)} updates")
+            lines.append(f"learning rate     {_rate(updates)}, mean of {of_last(len(updates), 'update')}")
         if sentence := advice(facts.prompts, tail):
             lines.append(f"batch             {sentence}")
         lines.append(f"time              {_mean(tail, 'step_time'):.2f} s per step{_shares(rows)}")
+    lines += in_columns(pairs, width)
     return "\n".join(
         [*lines, f"everything is in {seen(output)}: metrics.jsonl, completions/, checkpoints/, report.html"]
     )
+
+
+def in_columns(pairs: Sequence[Mapping[str, Any]], width: int) -> list[str]:
+    """Write prompts, and what was said to each before and after, each with its reward, in columns."""
+    if not pairs:
+        return []
+    rows = [["held-out prompt", "", "before", "", "after"]]
+    for pair in pairs:
+        row = [pair["prompt"]]
+        for reward, text in ((pair[when]["reward"], pair[when]["completion"]) for when in ("before", "after")):
+            row += ["masked" if reward is None else f"{reward:.3g}", text]
+        rows.append([" ".join(seen(word).split()) or "(empty)" for word in row])
+    columns = list(zip(*rows, strict=True))
+    needed = [max(map(cell_len, column)) for column in columns]
+    left, widths = width - 2 * (len(columns) - 1), dict[int, int]()
+    for place in sorted(range(len(columns)), key=lambda place: (place in (0, 2, 4), needed[place])):
+        share = left // (len(columns) - len(widths))  # rewards are written whole, and long texts share what is left
+        widths[place] = needed[place] if place in (1, 3) else min(needed[place], max(share, 4))
+        left -= widths[place]
+    return ["  ".join(_cut(text, widths[place]) for place, text in enumerate(row)).rstrip() for row in rows]
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text of just this width on a console: both its ends, where it is longer."""
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    tail = (width - 1) // 2
+    return f"{set_cell_size(text, width - 1 - tail)}…{set_cell_size(text[::-1], tail)[::-1]}"
 
 
 def _signal(n_snr: float | None) -> str:

@@ -18,7 +18,7 @@ from oblrpo.tables.baselines import COMPARED, UNBIASED
 from oblrpo.tables.metrics import AVERAGED_STEPS, Chart
 
 LOGARITHMIC_FROM = 20.0  # an axis is logarithmic where the greatest value is more than so many times the least
-OPEN_END = 10.0  # an open end of an interval of the critical batch is drawn at so many times all else
+OPEN_END = 10.0  # an interval of the critical batch that ends at more than so many times all else is drawn as open
 
 
 def course(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -27,7 +27,7 @@ def course(record: RunRecord, chart: Chart) -> list[Markup]:
     values = [row[chart.keys] for row in rows]
     if all(value == chart.blank for value in values):
         return []
-    line = _averaged(rows, chart.keys, chart.ylabel) if chart.averaged else _line(record.steps, chart.keys, "")
+    line = averaged(rows, chart.keys, chart.ylabel) if chart.averaged else _line(record.steps, chart.keys, chart.ylabel)
     return [drawn(chart, [line], values, chart.levels)]
 
 
@@ -40,36 +40,51 @@ def length(record: RunRecord, chart: Chart) -> list[Markup]:
 
 def reward(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw reward and held-out accuracy."""
-    accuracy = _line(record.measured, "eval/accuracy", "held-out accuracy")
-    margins = [accuracy_margin(row) for row in record.measured]
-    return [drawn(chart, [reward_line(record.steps), _with_margins(accuracy, margins)])]
+    return [drawn(chart, [reward_line(record.steps), accuracy_line(record)])]
+
+
+def accuracy_line(record: RunRecord) -> Line:
+    """Return the held-out accuracy, with its interval over prompts."""
+    line = _line(record.measured, "eval/accuracy", "held-out accuracy")
+    return _with_margins(line, [accuracy_margin(row) for row in record.measured])
 
 
 def n_snr(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw the signal-to-noise ratio of the batch gradient, N times that of one prompt, with its interval."""
-    rows = _logged(record, chart)
+    line = n_snr_line(record)
+    return [drawn(chart, [line], levels=chart.levels)] if line.x else []
+
+
+def n_snr_line(record: RunRecord) -> Line:
+    """Return N SNR and the ends of its interval, of the steps that have it."""
+    rows = [row for row in record.steps if "n_snr" in row]  # in a log of another trainer, these may be few or none
     low, high = (
         [None if row.get(key) is None else record.prompts * row[key] for row in rows] for key in ("snr_low", "snr_high")
     )
-    line = replace(_line(rows, chart.keys, "N SNR"), low=low, high=high)
-    return [drawn(chart, [line], levels=chart.levels)] if rows else []
+    return replace(_line(rows, "n_snr", "N SNR"), low=low, high=high)
 
 
 def rate(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw the learning rate, and where it began unless it is fixed."""
-    line, eta_0 = _line(record.steps, chart.keys, "learning rate"), record.number("learning_rate")
+    line, eta_0 = rate_line(record), record.number("learning_rate")
     began = "where it starts" if any("step_kl" in row for row in record.steps) else "as set, before the schedule"
     levels = [(eta_0, began)] if eta_0 > 0 and record.of_algorithm("schedule") != "off" else []
     return [drawn(chart, [line], [*line.y, eta_0], levels)]
 
 
+def rate_line(record: RunRecord) -> Line:
+    """Return the learning rate of the steps that made an update."""
+    line = _line(record.steps, "learning_rate", "learning rate")
+    return replace(line, y=[rate or None for rate in line.y])
+
+
 def critical_batch(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw the critical batch 1 / SNR; where the interval of SNR reaches 0, it has no upper end."""
-    rows, prompts = _logged(record, chart), record.prompts
+    rows, prompts = [row for row in record.steps if chart.keys in row], record.prompts
     line = _line(rows, chart.keys, "critical batch size")
     top = OPEN_END * max([value or 0 for value in line.y] + [prompts, 1])
     low = [1 / row["snr_high"] if row.get("snr_high") else None for row in rows]
-    high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in rows]
+    high = [1 / row["snr_low"] if (row.get("snr_low") or 0) > 1 / top else None for row in rows]
     levels = [(prompts, f"batch used: {prompts}")] if prompts else []
     return [drawn(chart, [replace(line, low=low, high=high)], levels=levels, logarithmic=True)] if rows else []
 
@@ -83,7 +98,7 @@ def reward_line(steps: Sequence[Metrics]) -> Line:
         squares = [error**2 for error in errors[part] if error is not None]
         complete = len(squares) == part.stop - part.start
         margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if complete else None)
-    return _with_margins(_averaged(rewarded, "reward", "reward of the batch"), margins)
+    return _with_margins(averaged(rewarded, "reward", "reward of the batch"), margins)
 
 
 def drawn(
@@ -109,17 +124,13 @@ def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:
     return replace(line, low=low, high=high)
 
 
-def _logged(record: RunRecord, chart: Chart) -> list[Metrics]:
-    """Return the steps whose row has the chart's metric; in a log of another trainer, these may be few or none."""
-    return [row for row in record.steps if chart.keys in row]
-
-
 def _line(rows: Sequence[Metrics], key: str, label: str) -> Line:
     rows = [row for row in rows if key in row]
     return Line(label, [row["step"] for row in rows], [row[key] for row in rows])
 
 
-def _averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
+def averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
+    """Return the moving average of a metric, with the steps as dots."""
     values = [row[key] for row in rows]
     return Line(label, [row["step"] for row in rows], averages(values), dots=values)
 

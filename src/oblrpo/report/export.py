@@ -20,14 +20,11 @@ from oblrpo.checksums import SUMS, read_sums
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX
 from oblrpo.report.html import seen
-from oblrpo.report.record import RunRecord, accuracy_margin, changed_settings, read_run
+from oblrpo.report.record import PLACES, RunRecord, accuracy_margin, before_and_after, changed_settings, read_run
 from oblrpo.runs import RunFolder, check_name, locked, sync_folder, write_atomically
 from oblrpo.settings import RECIPES, PolicyConfig, TrainConfig, flatten, load_recipe, yaml_line, yaml_text
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.tasks.sources import is_hub_name
-
-PLACES = {"recipe", "output", "threads", "report_to", "project", "log_completions"}
-"""Settings that say where a run was made, and nothing of the model."""
 
 AROUND = {"prompt_template": "a template", "chat": "the chat template", "system_prompt": "a system prompt"}
 """Settings that put something around a prompt."""
@@ -57,7 +54,9 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
         task_args=yaml_line(settings.get("task_args")),
         around=[words for key, words in AROUND.items() if settings.get(key)],
         is_benchmark=settings.get("task") in BENCHMARKS,
+        about=record.about,
         measured=_accuracies(record, step),
+        pairs=before_and_after(record.folder, [row for row in record.measured if row["step"] <= step]),
         objects=list(dict.fromkeys(objects)),
         command=_command(settings, changed),
         changed=yaml_text(changed),
@@ -65,6 +64,7 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
         PREFIX=PREFIX,
         text=_text,
         code=_code,
+        cell=_cell,
         fenced=_fenced,
     )
     return seen(f"{card}\n")
@@ -106,6 +106,16 @@ def _code(value: Any) -> str:
     words = " ".join(str(value).removeprefix(PREFIX).split())
     mark = "`" * (1 + max(map(len, re.findall("`+", words)), default=0))
     return f"{mark} {words} {mark}" if "`" in words else f"{mark}{words}{mark}"
+
+
+LONGEST_CELL = 200  # the most characters of a text in a table
+
+
+def _cell(text: str) -> str:
+    """A text of anybody's as code in a table; of a long one both ends."""
+    half = LONGEST_CELL // 2
+    short = text if len(text) <= LONGEST_CELL else f"{text[:half]} … {text[-half:]}"
+    return _code(short).replace("|", "\\|") if short.strip() else "(empty)"
 
 
 def _fenced(text: str, language: str = "") -> str:

@@ -42,3 +42,9 @@ def render(name: str, **values: Any) -> str:
 def markup(form: str, *values: str) -> Markup:
     """Return HTML in which each `{}` of the form is a text."""
     return Markup(form).format(*(value if isinstance(value, Markup) else seen(value) for value in values))
+
+
+def with_code(text: str) -> Markup:
+    """Return a text in which what stands between backticks is code."""
+    parts = enumerate(text.split("`"))
+    return Markup("").join(markup("<code>{}</code>" if place % 2 else "{}", part) for place, part in parts)

@@ -13,10 +13,21 @@ from markupsafe import Markup
 from oblrpo.diagnosis import Diagnosis, Watch, facts_of, facts_of_log
 from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES
 from oblrpo.errors import InputError
+from oblrpo.objects import plain_name
 from oblrpo.report import curves
 from oblrpo.report.charts import short
-from oblrpo.report.html import TEMPLATES, markup, render
-from oblrpo.report.record import LAST_STEPS, RunRecord, accuracy_margin, advice, changed_settings, read_run, read_trl
+from oblrpo.report.html import TEMPLATES, markup, render, with_code
+from oblrpo.report.record import (
+    LAST_STEPS,
+    RunRecord,
+    accuracy_margin,
+    advice,
+    before_and_after,
+    changed_settings,
+    of_last,
+    read_any,
+    read_run,
+)
 from oblrpo.runs import Metrics, write_atomically
 from oblrpo.settings import yaml_line
 from oblrpo.tables.metrics import CHARTS, Chart
@@ -26,23 +37,33 @@ PROMPTS, COMPLETIONS = 3, 8  # the most prompts shown of a step, and the most co
 NARROW = 24  # completions of at most so many characters stand in a table beside their figures
 
 
+def pairs(record: RunRecord, chart: Chart) -> list[Markup]:
+    """Show held-out prompts, and what the policy said to them when they were first and last measured."""
+    return pairs_of({"": record}, chart)
+
+
+def pairs_of(records: Mapping[str, RunRecord], chart: Chart) -> list[Markup]:
+    """Show before and after in each of these runs, those of a prompt beside one another; nothing where none has any."""
+    asked: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, record in records.items():
+        for pair in before_and_after(record.folder, record.measured):
+            asked.setdefault(pair["prompt"], {})[name] = pair
+    steps = {name: [row["step"] for row in record.measured] for name, record in records.items()}
+    prompts = sorted(asked.items(), key=lambda each: -len(each[1]))  # those that most runs have first
+    return [Markup(render("pairs.html", note=chart.note, prompts=prompts, steps=steps))] if prompts else []
+
+
 def samples(record: RunRecord, chart: Chart) -> list[Markup]:
-    """Show prompts of the first and the last step, and their completions."""
-    kept = _first_and_last(record, "reward") or _first_and_last(record, "step")
-    groups_of: dict[int, dict[str, Rows]] = {step: defaultdict(list) for step in kept}
-    for step, rows in kept.items():
-        for row in rows:
-            groups_of[step][row["prompt"]].append(row)
-    shared = set.intersection(*(set(groups) for groups in groups_of.values())) if kept else set()
-    drawn = []
-    for step, groups in groups_of.items():
-        # those whose completions differ in reward first: the others teach nothing
-        rewards = {prompt: {row["reward"] for row in rows} - {None} for prompt, rows in groups.items()}
-        order = sorted(groups, key=lambda prompt: (prompt not in shared, len(rewards[prompt]) < 2))
-        title = f"Step {step}, {'before' if step == min(kept) else 'after'}"
-        shown = [_group(groups[prompt]) for prompt in order[:PROMPTS]]
-        drawn.append(Markup(render("samples.html", title=title, groups=shown)))
-    return drawn
+    """Show prompts of the last step that has completions, best one with rewards, and what each completion taught."""
+    order = sorted(record.steps, key=lambda row: (row["reward"] is not None, row["step"]), reverse=True)
+    step, rows = next(((row["step"], found) for row in order if (found := record.completions(row["step"]))), (0, []))
+    groups = defaultdict[str, Rows](list)
+    for row in rows:
+        groups[row["prompt"]].append(row)
+    # those whose completions differ in reward first: the others teach nothing
+    differ = sorted(groups.values(), key=lambda group: len({row["reward"] for row in group} - {None}) < 2)
+    shown = [_group(group) for group in differ[:PROMPTS]]
+    return [Markup(render("samples.html", note=f"Step {step}. {chart.note}", groups=shown))] if shown else []
 
 
 def _group(rows: Rows) -> dict[str, Any]:
@@ -70,16 +91,6 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     return number("reward", "masked", "g"), advantage, baseline, norm2, number("length", "", "d")
 
 
-def _first_and_last(record: RunRecord, key: str) -> dict[int, Rows]:
-    """Return the completions of the first and of the last step that have the metric and still have completions."""
-    steps = [row["step"] for row in record.steps if row.get(key) is not None]
-    ends = (
-        next(((step, rows) for step in order if (rows := record.completions(step))), None)
-        for order in (steps, steps[::-1])
-    )
-    return dict(filter(None, ends))
-
-
 DRAWN: dict[str, Callable[[RunRecord, Chart], list[Markup]]] = {
     "course": curves.course,
     "reward": curves.reward,
@@ -89,6 +100,7 @@ DRAWN: dict[str, Callable[[RunRecord, Chart], list[Markup]]] = {
     "length": curves.length,
     "variances": curves.variances,
     "variance_course": curves.variance_course,
+    "before_and_after": pairs,
     "samples": samples,
 }
 """What draws a chart of each kind; nothing where the run has not what it shows."""
@@ -96,13 +108,7 @@ DRAWN: dict[str, Callable[[RunRecord, Chart], list[Markup]]] = {
 
 def write_report(run: Path, output: Path | None = None) -> Path:
     """Write the page of a run, ours or of TRL, into its folder if no file is given, and return its path."""
-    record = read_run(run) or read_trl(run)
-    if record is None:
-        raise InputError(
-            f"{run} holds no config.yaml and metrics.jsonl with a finished step, nor a trainer_state.json of TRL; give "
-            "the folder of a run."
-        )
-    return write_record(record, output or run / "report.html")
+    return write_record(read_any(run), output or run / "report.html")
 
 
 def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path:
@@ -111,14 +117,14 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
     for chart in CHARTS if record.steps else ():
         if drawings := DRAWN[chart.kind](record, chart):
             sections.setdefault(chart.section, []).extend(drawings)
-    facts = facts_of_log(record.rows) if record.absent else facts_of(record.settings)
     page = render(
         "run.html",
         title=record.folder.path.resolve().name,
         reload_seconds=reload_seconds,
+        about=with_code(record.about),
         state=_state(record, reload_seconds),
-        facts=_facts(record),
-        found=Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name),
+        facts=facts_of_run(record),
+        found=found_in(record),
         failure=record.failure,
         done=record.done,
         sections=sections,
@@ -135,16 +141,22 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
     return path
 
 
+def found_in(record: RunRecord) -> Diagnosis:
+    """Return what is wrong with a run."""
+    facts = facts_of_log(record.rows) if record.absent else facts_of(record.settings)
+    return Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name)
+
+
 def _state(record: RunRecord, reload_seconds: int) -> list[str]:
     steps = record.settings.get("steps")
-    parts = [record.settings.get("algorithm"), record.settings.get("model")]
-    parts.append(record.settings.get("data") or record.settings.get("task"))
-    words = [yaml_line(part) for part in parts if part]
-    words.append(f"finished, {steps} steps" if record.finished else f"step {record.done} of {steps}")
+    data = record.settings.get("data") or [record.settings.get("task")]
+    parts = [record.settings.get("algorithm"), record.settings.get("model"), *(data if isinstance(data, list) else [])]
+    words = [plain_name(str(part)) for part in parts if part]
+    words.append(f"finished, {steps} step{'s' * (steps != 1)}" if record.finished else f"step {record.done} of {steps}")
     return [*words, *([f"live: this page reloads every {reload_seconds} s"] if reload_seconds else [])]
 
 
-def _facts(record: RunRecord) -> list[tuple[str, str, str]]:
+def facts_of_run(record: RunRecord) -> list[tuple[str, str, str]]:
     """Return the figures that matter, each only where it is known: its name, the figure, and what stands behind it."""
     facts = []
     if record.measured:
@@ -161,7 +173,7 @@ def _facts(record: RunRecord) -> list[tuple[str, str, str]]:
     tail = record.steps[-LAST_STEPS:]
     rewards = [row["reward"] for row in tail if row["reward"] is not None]
     if rewards:
-        facts.append(("Reward", f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps"))
+        facts.append(("Reward", f"{statistics.fmean(rewards):.3f}", f"mean of {of_last(len(rewards), 'step')}"))
     if tail:
         if sentence := advice(record.prompts, tail):
             facts.append(("Batch size", f"{record.prompts} prompts", f"{sentence}."))

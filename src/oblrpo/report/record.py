@@ -10,7 +10,7 @@ from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.runs import HELD_OUT, Metrics, RunFolder
 from oblrpo.runs.logs import newest_state
-from oblrpo.settings import TrainConfig, flatten, settings_in
+from oblrpo.settings import IDENTITY, TrainConfig, flatten, read_yaml_file
 from oblrpo.tables.algorithms import ALGORITHMS
 
 LAST_STEPS = 20  # steps over which a run's figures at its end are averaged
@@ -26,6 +26,7 @@ class RunRecord:
     failure: str  # the reason why the run ended, if it failed
     absent: Mapping[str, str] = field(default_factory=dict)
     """What the page cannot show, of a run of another trainer, and how to get it."""
+    about: str = ""  # what the task is, in a sentence
 
     def __post_init__(self) -> None:
         self.steps = [row for row in self.rows if "reward" in row]  # of RL
@@ -56,12 +57,18 @@ class RunRecord:
 
     def completions(self, step: int) -> list[dict[str, Any]]:
         """Return the completions of a step; none if they are not there."""
-        rows, file = self.folder.read_completions(step), self.folder.completions / f"step_{step}.jsonl"
-        needed = {"prompt", "completion", "reward", "baseline", "advantage"}
-        for number, row in enumerate(rows, start=1):
-            if missing := needed - row.keys():
-                raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
-        return rows
+        return completions_in(self.folder, step, "", "baseline", "advantage")
+
+
+def completions_in(folder: RunFolder, step: int, of: str, *further: str) -> list[dict[str, Any]]:
+    """Return the completions of a step that `RunFolder.read_completions` reads, each with what it must have."""
+    rows, texts = folder.read_completions(step, of), ("prompt", "completion")
+    for number, row in enumerate(rows, start=1):
+        missing = {"reward", *further} - row.keys() | {key for key in texts if not isinstance(row.get(key), str)}
+        if missing:
+            file = folder.completions / f"{of}step_{step}.jsonl"
+            raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
+    return rows
 
 
 def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int = 8) -> list[dict[str, Any]]:
@@ -72,14 +79,14 @@ def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int =
     """
     firsts: list[dict[str, dict[str, Any]]] = []
     for step in [row["step"] for row in (*measured[:1], *measured[1:][-1:])]:
-        rows = folder.read_completions(step, HELD_OUT)
+        rows = completions_in(folder, step, HELD_OUT)
         firsts.append({row["prompt"]: row for row in reversed(rows)})
     if len(firsts) < 2:
         return []
     before, after = firsts
     shared = [prompt for prompt in reversed(before) if prompt in after][:most]
     return [
-        {"prompt": prompt, "answer": before[prompt]["answer"]}
+        {"prompt": prompt, "answer": before[prompt].get("answer", "")}
         | {
             when: {key: rows[prompt][key] for key in ("completion", "reward")}
             for when, rows in (("before", before), ("after", after))
@@ -88,10 +95,19 @@ def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int =
     ]
 
 
+def of_last(count: int, what: str) -> str:
+    """Return how many steps, say, a figure at the end is of."""
+    return f"the last {count} {what}s" if count > 1 else f"the only {what}"
+
+
 def accuracy_margin(row: Metrics) -> float | None:
     """Return the half-width of the 95 % interval of a step's held-out accuracy; None where it has none."""
     error = row.get("eval/accuracy_stderr")
     return None if error is None or math.isnan(error) else Z95 * error
+
+
+PLACES = {"recipe", "output", "threads", "report_to", "project", "log_completions"}
+"""Settings that say where a run was made, and nothing of the model."""
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -113,7 +129,20 @@ def read_run(run: Path) -> RunRecord | None:
         raise InputError(f"{folder.metrics_file} cannot be read ({error.strerror}).") from None
     if not rows:
         return None
-    return RunRecord(folder, settings_in(folder.config_file), rows, failure)
+    settings = read_yaml_file(folder.config_file)
+    identity = settings.pop(IDENTITY, None)
+    about = identity.get("about") if isinstance(identity, dict) else None
+    return RunRecord(folder, settings, rows, failure, about=about if isinstance(about, str) else "")
+
+
+def read_any(run: Path) -> RunRecord:
+    """Read the run in a folder, ours or of TRL."""
+    if record := read_run(run) or read_trl(run):
+        return record
+    raise InputError(
+        f"{run} holds no config.yaml and metrics.jsonl with a finished step, nor a trainer_state.json of TRL; give the "
+        "folder of a run."
+    )
 
 
 ABSENT = {

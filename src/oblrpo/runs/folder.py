@@ -43,17 +43,21 @@ class Identity:
     """The SHA-256 of everything that its settings name and do not hold: data and rewards."""
     left: Mapping[str, str] = field(default_factory=dict)
     """The same of rewards that carry other values since the run used them, such as a count of their calls."""
+    about: str = ""
+    """What its task is, in a sentence."""
 
     def plain(self) -> dict[str, Any]:
         """The identity as it stands in `config.yaml`."""
-        return {"run": self.run, "sources": dict(self.sources)} | ({"left": dict(self.left)} if self.left else {})
+        left = {"left": dict(self.left)} if self.left else {}
+        return {"run": self.run, "sources": dict(self.sources)} | left | {"about": self.about}
 
     @classmethod
     def read(cls, plain: Any, place: str) -> Identity:
         """The identity that `plain` gave."""
         try:
             kinds = (plain["sources"], plain.get("left", {}))
-            return cls(str(plain["run"]), *({str(name): str(sum_) for name, sum_ in kind.items()} for kind in kinds))
+            sources, left = ({str(name): str(sum_) for name, sum_ in kind.items()} for kind in kinds)
+            return cls(str(plain["run"]), sources, left, str(plain.get("about", "")))
         except (TypeError, KeyError, AttributeError):
             raise InputError(f"{place}: identity is not what the run wrote; restore it.") from None
 

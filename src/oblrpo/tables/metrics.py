@@ -205,6 +205,11 @@ ROW_OF = {key: metric for metric in METRICS for key in metric.keys.split()}
 DOTS_AND_LINE = f"Mean over the completions of a step (dots) and over {AVERAGED_STEPS} steps (line)"
 
 CHARTS = (
+    Chart("Before and after", "Before and after", kind="before_and_after",
+          note="The first held-out prompts, and the first completion of each at the first and at the last measurement. "
+          "These are single samples; held-out accuracy counts all.",
+          advice="Read them: what the policy says now is what you get. A reward that can be earned without solving the "
+          "task shows here first."),
     Chart("Learning", "Reward and held-out accuracy", "reward eval/accuracy", "mean reward", kind="reward",
           note=f"Dots: each batch. Line: mean over {AVERAGED_STEPS} steps. Bands: 95 % intervals over prompts. "
           "Held-out prompts are never trained on: what the reward gains over held-out accuracy is memorized.",
@@ -226,8 +231,8 @@ CHARTS = (
     Chart("Noise and learning rate", "Critical batch size, and the batch used", "critical_batch_size", "prompts",
           kind="critical_batch",
           note="The number of prompts at which noise equals signal (1 / SNR), averaged over the policies of recent "
-          "steps, with its 95 % interval. If the interval is unbounded, it is drawn up to ten times the largest other "
-          "value. A batch far below this number is mostly noise; one far above it wastes prompts.",
+          "steps, with its 95 % interval. Dashed: the lower end of intervals that have no upper end. A batch far below "
+          "this number is mostly noise; one far above it wastes prompts.",
           advice="The card \"Batch size\" at the top says what doubling or halving the batch would do to a step. "
           "`oblrpo diagnose RUN --look` measures [the newest policy alone](noise.md#whose-noise-scale)."),
     Chart("Variance under each baseline", "Gradient variance under each baseline", "variance/NAME",
@@ -263,8 +268,9 @@ CHARTS = (
           blank=0, note="Cut off at max_completion_length and scored as they are. Raise it if the share grows.",
           advice="If the share grows: raise the limit, or reward brevity."),
     Chart("Samples", "Samples", kind="samples",
-          note="Prompts of the first and of the last step. Those whose completions differ in reward come first.",
-          advice="Read them. A reward that can be earned without solving the task shows here first."),
+          note="Training prompts of the last step, those first whose completions differ in reward, and what each "
+          "completion taught.",
+          advice="If no completions of a prompt differ in reward, or advantages are next to 0: see the silent groups."),
     Chart("More", "Entropy", "entropy", "nats per token", logarithmic=True, blank=0,
           note="Entropy of the sampling distribution. At 0, nothing is explored any more.",
           advice="If it falls to 0 early, the policy no longer explores: take a lower rate, or more varied prompts."),

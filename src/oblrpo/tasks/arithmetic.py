@@ -18,6 +18,7 @@ class ArithmeticTask(GeneratedTask):
     """
 
     name = "arithmetic"
+    about = "Give the result of the last line, which stands below solved ones: `7+16=` asks for `23`."
 
     def __init__(
         self, seed: int = 0, shots: int = 3, smallest: int = 1, largest: int = 20, operations: str = "+"

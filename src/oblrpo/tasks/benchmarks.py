@@ -18,8 +18,9 @@ TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer wi
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Where a benchmark stands on the hub, and how its rows are read."""
+    """What a benchmark asks for, where it stands on the hub, and how its rows are read."""
 
+    about: str
     hub: tuple[str, str, str]  # dataset, configuration ("" for the only one), split
     questions: tuple[str, ...]  # columns that may hold the question; the first one that is there is read
     golds: Callable[[Row, str], tuple[str, ...]]
@@ -86,11 +87,18 @@ def _final_answers(row: Row, where: str) -> tuple[str, ...]:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "gsm8k": Benchmark(("openai/gsm8k", "main", "test"), ("question",), _after_hashes, "train"),
-    "math500": Benchmark(("HuggingFaceH4/MATH-500", "", "test"), ("problem",), _answer),
-    "aime24": Benchmark(("HuggingFaceH4/aime_2024", "", "train"), ("problem",), _answer),
-    "aime25": Benchmark(("math-ai/aime25", "", "test"), ("problem",), _answer),
-    "amc23": Benchmark(("math-ai/amc23", "", "test"), ("question", "problem"), _answer),
-    "olympiadbench": Benchmark(("Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train"), ("question",), _final_answers),
-    "minerva_math": Benchmark(("math-ai/minervamath", "", "test"), ("problem", "question"), _boxed),
-}
+    "gsm8k": Benchmark("Solve word problems of grade-school arithmetic; the answer is a number.",
+        ("openai/gsm8k", "main", "test"), ("question",), _after_hashes, "train"),
+    "math500": Benchmark("Solve problems of high-school competitions (MATH); the answer is a formula.",
+        ("HuggingFaceH4/MATH-500", "", "test"), ("problem",), _answer),
+    "aime24": Benchmark("Solve the problems of the AIME of 2024; the answer is a whole number below 1,000.",
+        ("HuggingFaceH4/aime_2024", "", "train"), ("problem",), _answer),
+    "aime25": Benchmark("Solve the problems of the AIME of 2025; the answer is a whole number below 1,000.",
+        ("math-ai/aime25", "", "test"), ("problem",), _answer),
+    "amc23": Benchmark("Solve the problems of the AMC 12 of 2023; the answer is a number.",
+        ("math-ai/amc23", "", "test"), ("question", "problem"), _answer),
+    "olympiadbench": Benchmark("Solve problems of mathematical olympiads (OlympiadBench); the answers are formulas.",
+        ("Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train"), ("question",), _final_answers),
+    "minerva_math": Benchmark("Solve problems of university science courses (Minerva Math); the answer is a formula.",
+        ("math-ai/minervamath", "", "test"), ("problem", "question"), _boxed),
+}  # fmt: skip

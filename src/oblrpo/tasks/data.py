@@ -46,9 +46,10 @@ class DataTask:
         heldout_fraction: float = 0.1,
         seed: int = 0,
         default_rewards: Sequence[str] = ("numeric",),
+        about: str = "",
     ) -> None:
         """Split if no held-out problems are given."""
-        self.name, self.seed, self.default_rewards = name, seed, tuple(default_rewards)
+        self.name, self.seed, self.default_rewards, self.about = name, seed, tuple(default_rewards), about
         self._dropped: list[str] = []
         is_number = isinstance(heldout_fraction, int | float) and not isinstance(heldout_fraction, bool)
         if not is_number or not 0 <= heldout_fraction < 1:

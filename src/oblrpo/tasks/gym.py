@@ -34,7 +34,7 @@ class ReasoningGymTask(GeneratedTask):
     def __init__(self, name: str, seed: int = 0, /, prompt_template: str = TEMPLATE, **configuration: Any) -> None:
         """Set the name without its prefix, the template of the prompts, and the data set's own configuration."""
         super().__init__(seed)
-        self.name = PREFIX + name
+        self.name, self.about = PREFIX + name, f"Answer the questions of reasoning-gym's `{name}`."
         if not isinstance(prompt_template, str):
             raise InputError(f"Task '{self.name}': prompt_template must be text, got {prompt_template!r}.")
         check_template(prompt_template)

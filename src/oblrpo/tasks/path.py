@@ -12,13 +12,17 @@ Graph = dict[str, set[str]]
 
 
 class PathTask(GeneratedTask):
-    """Walk from start to goal in a graph of `min_nodes` to `max_nodes` letters, visiting none twice.
+    """Walk from start to goal in a graph of `min_nodes` to `max_nodes` letters.
 
     Start and goal never share an edge, and routes of different lengths join them; all of these count.
     The answer of a problem is its prompt without the `=`.
     """
 
     name = "path"
+    about = (
+        "Find a way from one letter to another along the edges of a small graph, visiting none twice: "
+        "`ab,bc,cd,ad:a>c=` asks for `abc` or `adc`."
+    )
 
     def __init__(self, seed: int = 0, min_nodes: int = 4, max_nodes: int = 6) -> None:
         """Set the seed and the size of the graphs: 4 <= min_nodes <= max_nodes <= 9."""

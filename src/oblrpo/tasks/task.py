@@ -68,6 +68,10 @@ class Task(Protocol):
         """Short name used in configs, logs and reports."""
 
     @property
+    def about(self) -> str:
+        """What a completion is to do, in a sentence; of data, how many rows of which files."""
+
+    @property
     def default_rewards(self) -> Sequence[str]:
         """Names of the rewards that apply unless others are named; `task` is the task's own."""
 
@@ -121,6 +125,7 @@ class GeneratedTask(ABC):
     """Base of the generated tasks; a subclass says how to draw, verify and demonstrate a problem."""
 
     name: str
+    about = ""
     default_rewards = ("task",)
 
     def __init__(self, seed: int = 0) -> None:

@@ -337,7 +337,7 @@ class Trainer:
         self.accuracy = heldout_accuracy_of(rows)
         for row in rows:
             self.monitors.observe(row)
-        known = next(reversed(self.accuracy.values()), None)
+        known = next(reversed(self.accuracy.items()), None)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done, known)
         for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *self.notes, *lost):
             progress.warn(note)
@@ -380,6 +380,7 @@ class Trainer:
         weights = "4-bit weights" if config.policy.load_in_4bit else str(self.policy.model.dtype).removeprefix("torch.")
         precision = f"{weights} with bfloat16 arithmetic" if config.policy.bf16 else weights
         rows = f", {count} rows to train on" if (count := getattr(self.task, "rows", 0)) else ""
+        about = f"about      {self.task.about}\n" if self.task.about else ""
         learned_before = without_rules = ""
         if steps := (taught := self.demonstrations).steps:
             batch, rate = config.warm_start.learning.batch, peak_rate(config, self.policy)
@@ -396,7 +397,7 @@ class Trainer:
             f"{precision} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
             f"task       {self.task.name}{rows}, {config.run.eval_prompts} held-out prompts x "
             f"{config.run.eval_samples} completions, rewarded by {' + '.join(self.rewards.names)}\n"
-            f"{self.adjusted}{learned_before}"
+            f"{about}{self.adjusted}{learned_before}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
             f"prompt     {form.preview(tokenizer, prompts[0])}\n"
@@ -413,7 +414,7 @@ class Trainer:
     def _identity(self, sources: dict[str, str], accept_changed: bool) -> Identity:
         """Return what identifies the run, with what it learns from as it is now."""
         if not self.resume:
-            return Identity(sources=sources)
+            return Identity(sources=sources, about=self.task.about)
         self.notes += self.folder.check_resumable(self.config)
         begun = self.folder.identity()
         changed = ", ".join(begun.changed(sources))
@@ -428,7 +429,7 @@ class Trainer:
         for name, (_, parts) in self.rewards.digests_and_gaps().items():
             lacks = f"cannot check whether reward '{name}' has changed: there is no digest of {', '.join(parts)}."
             self.notes += [lacks] if parts else []
-        return begun.resumed(sources)
+        return replace(begun.resumed(sources), about=self.task.about)
 
     def _warm_start(self, progress: Progress) -> dict[str, float]:
         """Learn from demonstrations; return the last loss, and of a loaded model the accuracy before."""

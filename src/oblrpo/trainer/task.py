@@ -10,7 +10,7 @@ import torch
 
 from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError
-from oblrpo.objects import PREFIX, Objects, as_stable_json
+from oblrpo.objects import PREFIX, Objects, as_stable_json, plain_name
 from oblrpo.policy import Policy
 from oblrpo.rewards import NEED_ANSWER, Rewards, split_weight
 from oblrpo.settings import TaskConfig, TrainConfig
@@ -32,7 +32,9 @@ def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
         return _benchmark(task, seed)
     if task.data:
         heldout = _problems(read_source(task.eval_data, "test", objects.rows), task) if task.eval_data else None
-        return DataTask(name_of(task.data), data_problems(task, objects), heldout, task.heldout_fraction, seed)
+        problems = data_problems(task, objects)
+        about = about_rows(task.data, problems, task.eval_data, heldout)
+        return DataTask(name_of(task.data), problems, heldout, task.heldout_fraction, seed, about=about)
     for name in ("eval_data", "where", "prompt_template"):
         if getattr(task, name):
             raise InputError(f"{name} needs data; the task {task.task!r} generates its problems.")
@@ -62,12 +64,26 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
     heldout = None
     if task.eval_data or not task.data:
         heldout = load_benchmark(task.task, task.eval_data, "test", template=template)
-    return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",))
+    rows = about_rows(task.data or (task.task,), problems, task.eval_data or (task.task,), heldout)
+    about = f"{BENCHMARKS[task.task].about} {rows}"
+    return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",), about)
 
 
 def data_problems(task: TaskConfig, objects: Objects, split: str = "train") -> list[Problem]:
     """Return the problems of `data`, in the order of its rows; `split` is that of a data set whose name says none."""
     return _problems(keep_rows(read_source(task.data, split, objects.rows), task.where), task)
+
+
+def about_rows(
+    data: Sequence[str], problems: Sequence[Problem], eval_data: Sequence[str], heldout: Sequence[Problem] | None
+) -> str:
+    """Say which rows a run learns from, and which are held out where these are others; `None`: they are not."""
+    parts = [(data, problems), *([] if heldout is None else [(eval_data, heldout)])]
+    rows = [
+        ("" if names[0].startswith(PREFIX) else f"{len(found):,} rows of ") + ", ".join(map(plain_name, names))
+        for names, found in parts
+    ]
+    return "; held out: ".join(rows) + "."
 
 
 def name_of(data: Sequence[str]) -> str:
