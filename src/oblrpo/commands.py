@@ -22,7 +22,6 @@ from oblrpo.settings import (
     refuse_named,
     refuse_no_effect,
     with_fields,
-    with_settings,
 )
 
 if TYPE_CHECKING:
@@ -33,11 +32,6 @@ if TYPE_CHECKING:
 
 
 NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a run has held-out problems of its own."
-
-
-def saved_settings(output: str) -> TrainConfig:
-    """The settings of the run in a folder, which a resumed run has where nothing else is given."""
-    return with_settings(RunFolder(Path(output)).saved_config(), {"output": output}, "output")
 
 
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
@@ -109,6 +103,12 @@ def check_evaluation(
     refuse_named(given, why)
 
 
+def check_kept(run: TrainConfig, data: Sequence[str], rewards: Sequence[str], objects: Objects) -> None:
+    """Refuse an evaluation by or on objects that are gone, before a policy loads; a run keeps its held-out rows."""
+    kept = RunFolder(Path(run.run.output)).heldout_rows.is_file()
+    objects.check(data=data or (() if kept else (*run.task.data, *run.task.eval_data)), rewards=rewards)
+
+
 def evaluate_rows(
     policy: Policy | None,
     data: tuple[str, ...],
@@ -125,7 +125,7 @@ def evaluate_rows(
     from oblrpo.rewards import Rewards
     from oblrpo.rollout import make_sampler
     from oblrpo.tasks import DataTask
-    from oblrpo.trainer.task import data_problems, drop_long_prompts, name_of, task_of
+    from oblrpo.trainer.task import data_problems, drop_long_prompts, name_of, task_of, with_kept_rows
 
     objects = objects or Objects()
     task: Task
@@ -140,7 +140,7 @@ def evaluate_rows(
     elif run is not None and policy is not None:
         saved = SavedCompletions(folder, "heldout")
         run = replace(run, task=replace(run.task, rewards=grading.rewards, prompt_template=sampling.prompt_template))
-        task = task_of(run, objects)
+        task = task_of(with_kept_rows(run, objects), objects)
         drop_long_prompts(task, policy, run.task.max_prompt_length)
         problems = task.heldout(run.run.eval_prompts)
     else:

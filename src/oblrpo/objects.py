@@ -48,9 +48,11 @@ class Objects:
         for setting, words in (("model", [model]), ("data", data), ("rewards", rewards), ("sft_data", sft_data)):
             for word in words:
                 if word.startswith(PREFIX) and not {word, word.split("@")[0]} & present:
+                    again = "reward" if setting == "rewards" else setting
                     raise InputError(
-                        f"{setting} is {word!r}, an object of the Python program that started the run; give it there "
-                        "(oblrpo.train(..., resume=True) resumes the run), or name another."
+                        f"{setting} is {word!r}, an object of the Python program that started the run, which is not "
+                        f"kept; give it again from Python ({again}=... of oblrpo.evaluate, or of "
+                        "oblrpo.train(..., resume=True)), or name another."
                     )
 
     def refuse_no_effect(self, given: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, flatten,
 EXPORTS = {
     "train",
     "evaluate",
+    "load",
     "Run",
     "ScoreTape",
     "SNRSchedule",

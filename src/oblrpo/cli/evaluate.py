@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from oblrpo.cli.flags import parse
-from oblrpo.commands import check_evaluation, evaluate_rows
+from oblrpo.commands import check_evaluation, check_kept, evaluate_rows
 from oblrpo.errors import InputError
+from oblrpo.objects import Objects
 from oblrpo.runs import checkpoint_of, run_of
 from oblrpo.settings import Positional, RewardsConfig, SamplingConfig, TrainConfig, as_in_run, check_sampling, flags_in
 
@@ -111,6 +112,8 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     if command.regrade and not command.sampling.output:
         raise InputError("--regrade needs the folder of the completions; name it with --output.")
     check_evaluation(flags, command.data, started, bool(command.benchmark))
+    if started and not command.benchmark:
+        check_kept(started, command.data, command.grading.rewards, Objects())
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"existing completions are graded as they are; remove {', '.join(idle)}.")

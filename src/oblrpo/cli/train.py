@@ -2,12 +2,14 @@
 
 import gc
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
 from oblrpo.cli.flags import COMMON, misplaced, parse, print_settings
-from oblrpo.commands import check_files, check_settings, run_training, saved_settings, summary_of
+from oblrpo.commands import check_files, check_settings, run_training, summary_of
 from oblrpo.errors import InputError
+from oblrpo.runs import RunFolder
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, yaml_text
 
 
@@ -41,7 +43,7 @@ def run(argv: list[str]) -> None:
         recipe = load_recipe(command.config.recipe, recipe)
         command = _parse(argv, recipe)
     if command.resume:
-        command = _parse(argv, saved_settings(command.config.run.output))
+        command = _parse(argv, RunFolder(Path(command.config.run.output)).saved_config())
     elif command.accept_changed:
         raise InputError("--accept-changed has no effect without --resume; remove it.")
     config = command.config

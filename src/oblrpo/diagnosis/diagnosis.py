@@ -16,7 +16,7 @@ from oblrpo.diagnosis.course import Facts
 from oblrpo.diagnosis.table import CONDITIONS
 from oblrpo.diagnosis.watch import Finding, Watch
 from oblrpo.errors import InputError
-from oblrpo.runs import RunFolder
+from oblrpo.runs import RunFolder, from_here
 from oblrpo.runs.log_rows import Rows
 from oblrpo.runs.logs import entries_of, known, read_log
 from oblrpo.settings import settings_in
@@ -24,7 +24,7 @@ from oblrpo.tables.algorithms import ALGORITHMS, MEASURED
 from oblrpo.tables.baselines import LEARNS_FROM_TIES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """What is wrong with a run, worst first; `print` shows it in words."""
 
@@ -81,6 +81,8 @@ class Diagnosis:
             lines += ["", textwrap.fill(f"{words}{', '.join(lacking)}.", 100, break_long_words=False)]
         return "\n".join(lines)
 
+    __repr__ = __str__  # for a notebook, whose last line is not printed
+
     def plain(self) -> dict[str, Any]:
         """It as one JSON object."""
         return {
@@ -132,7 +134,7 @@ def _given(run: Any) -> Rows | Path:
     try:
         for path in (run, getattr(run, "output", None)):  # of what `oblrpo.train` returns
             if isinstance(path, (str, os.PathLike)):
-                return Path(path)
+                return Path(path) if path is run else from_here(Path(path))
         for holder in (run, getattr(run, "state", None)):  # of TRL: a trainer, or its state
             run = history if isinstance(history := getattr(holder, "log_history", None), list) else run
         if getattr(getattr(run, "index", None), "name", None):  # a frame of pandas, whose index holds the steps

@@ -38,7 +38,7 @@ from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
 from oblrpo.trainer.setup import adjust, check, make_learner, policy_of, row_batches, set_threads
-from oblrpo.trainer.task import Prompts, drop_long_prompts, sources_of, task_of
+from oblrpo.trainer.task import Prompts, drop_long_prompts, rows_to_keep, sources_of, task_of
 
 
 def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
@@ -270,6 +270,8 @@ class Trainer:
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
+        self.heldout_rows, lost = rows_to_keep(config.task, self.heldout)
+        self.notes += lost
         self.monitors = Monitors(
             facts_of(flatten(config)), min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse
         )
@@ -301,6 +303,8 @@ class Trainer:
             else:
                 self.folder.create(self.config, self.identity)
             try:
+                if self.heldout_rows:
+                    self.folder.write_heldout_rows(self.heldout_rows)
                 self._run(progress)
             except (Exception, KeyboardInterrupt) as error:
                 where = "the warm start" if self.done is None else f"step {self.done + 1}"

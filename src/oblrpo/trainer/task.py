@@ -13,11 +13,13 @@ from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX, Objects, as_stable_json, plain_name
 from oblrpo.policy import Policy
 from oblrpo.rewards import NEED_ANSWER, Rewards, split_weight
+from oblrpo.runs import RunFolder
 from oblrpo.settings import TaskConfig, TrainConfig
 from oblrpo.step import Learner, Samples, StepResult
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import load_benchmark
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
+from oblrpo.tasks.rows import native, value_at
 from oblrpo.tasks.sources import Stream, is_hub_name, keep_rows, read_source
 from oblrpo.trainer.demonstrations import Demonstration
 
@@ -39,6 +41,48 @@ def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
         if getattr(task, name):
             raise InputError(f"{name} needs data; the task {task.task!r} generates its problems.")
     return make_task(task.task, seed, **task.task_args)
+
+
+def rows_to_keep(task: TaskConfig, problems: Sequence[Problem]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return held-out problems of `data` as its rows, and notes on columns that JSON cannot hold and are left out.
+
+    Arrays and tuples become lists. A benchmark has its problems from the hub, and a task of its own makes them again.
+    """
+    rows, lost = list[dict[str, Any]](), dict[str, str]()
+    for problem in problems if task.data and task.task not in BENCHMARKS else ():
+        columns = dict(problem.columns)
+        asked = {task.prompt_column: problem.question or problem.prompt, task.answer_column: problem.answer}
+        columns |= {name: value for name, value in asked.items() if value and value_at(columns, name) is None}
+        if task.answer_column == "answer" and columns.get("answer") is None:  # the row has none
+            columns.pop("answer", None)
+        rows.append({name: native(value) for name, value in columns.items()})
+        lost |= {name: type(value).__name__ for name, value in rows[-1].items() if not _fits_json(value)}
+    kinds = ", ".join(f"{name!r} ({kind})" for name, kind in lost.items())
+    note = (
+        f"heldout_rows.jsonl cannot hold what is in {kinds}: a reward that reads it cannot evaluate this run once it "
+        "is loaded again. Text, numbers, lists and dicts are kept."
+    )
+    return [{name: value for name, value in row.items() if name not in lost} for row in rows], [note] * bool(lost)
+
+
+def _fits_json(value: Any) -> bool:
+    """Whether a value that is written as JSON comes back as it was."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        return repr(json.loads(text.encode())) == repr(value)  # repr, for NaN, and 1 is not True
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def with_kept_rows(config: TrainConfig, objects: Objects) -> TrainConfig:
+    """Return a run's settings with the held-out rows that it has kept as all of its data, unless `objects` has these.
+
+    So its files may have moved or changed, and its rows may have been objects of a program that has ended.
+    """
+    kept = RunFolder(Path(config.run.output)).heldout_rows
+    if not kept.is_file() or {*config.task.data, *config.task.eval_data} & objects.rows.keys():
+        return config
+    return replace(config, task=replace(config.task, data=(str(kept),), eval_data=(str(kept),), where={}))
 
 
 def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
