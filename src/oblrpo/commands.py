@@ -18,6 +18,7 @@ from oblrpo.settings import (
     SamplingConfig,
     TaskConfig,
     TrainConfig,
+    flatten,
     recipe_settings,
     refuse_named,
     refuse_no_effect,
@@ -69,10 +70,12 @@ def run_training(trainer: Trainer, progress: Progress) -> Path:
 
 def summary_of(trainer: Trainer) -> str:
     """Return what the console shows of a run at its end."""
+    from oblrpo.diagnosis.next_steps import Left, next_steps
     from oblrpo.report.console import summary
 
-    best = trainer.folder.best_step(trainer.accuracy)
-    return summary(trainer.folder.read_metrics(), trainer.config.run.output, trainer.monitors.watch.facts, best)
+    rows, folder, watch = trainer.folder.read_metrics(), trainer.folder, trainer.monitors.watch
+    what_next = next_steps(watch, Left(rows, flatten(trainer.config), folder))
+    return summary(rows, trainer.config.run.output, watch.facts, folder.best_step(trainer.accuracy), what_next)
 
 
 def check_files(*sources: Sequence[str]) -> None:

@@ -150,8 +150,8 @@ def steps_too_short(run: Course) -> Reading | None:
 def baselines_explode(run: Course) -> Reading | None:
     """A few rewards, or weights, have made baselines far larger than rewards are.
 
-    It looks like a `baseline/spread` of ten times its median, wider than rewards of a prompt spread, and than half of
-    the range of rewards between 0 and 1: that of a policy that learns some prompts first grows, too.
+    It looks like a `baseline/spread` of ten times its median, wider than rewards of a prompt spread, and than any of
+    rewards between 0 and 1: that of a policy that learns some prompts first grows, too.
     """
     spread = run.value("baseline/spread")
     if spread is None:
@@ -163,7 +163,7 @@ def baselines_explode(run: Course) -> Reading | None:
         del spreads[::2]
     if usual == 0 or spread <= (run.value("reward_std") or 0.0):  # most steps so far paid nothing, which is no scale
         return None
-    if run.bounded and spread <= 0.5:
+    if run.bounded and spread <= math.sqrt(0.5):  # of two prompts, the greatest
         return None
     shrink = "" if run.facts.looks_across else ", or use the baseline oblr_shrunk"
     return Reading(spread / usual, 0.0, run.step, {"now": spread, "usual": usual, "shrink": shrink})

@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from oblrpo.diagnosis import Facts, Watch
+from oblrpo.diagnosis.next_steps import NextStep
 from oblrpo.report.html import seen
-from oblrpo.report.record import LAST_STEPS, accuracy_margin, advice
+from oblrpo.report.record import LAST_STEPS, accuracy_margin
 
 PLAIN_LINES = 20  # the number of lines that a run prints where the console is no terminal
 
@@ -87,8 +88,10 @@ class Progress:
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
 
 
-def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | None = None) -> str:
-    """Sum a run up from its metrics; `best` is the step of the best checkpoint."""
+def summary(
+    rows: list[dict[str, Any]], output: str, facts: Facts, best: int | None = None, what_next: Sequence[NextStep] = ()
+) -> str:
+    """Sum a run up from its metrics; `best` is the step of the best checkpoint, `what_next` ends the summary."""
     measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
@@ -112,9 +115,8 @@ def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | N
         lines.append(f"reward            {_mean(tail, 'reward'):.3f}, mean of the last {len(tail)} steps")
         if updates:
             lines.append(f"learning rate     {_rate(updates)}, mean of the last {len(updates)} updates")
-        if sentence := advice(facts.prompts, tail):
-            lines.append(f"batch             {sentence}")
         lines.append(f"time              {_mean(tail, 'step_time'):.2f} s per step{_shares(rows)}")
+    lines += [f"what next         {step}" for step in what_next]
     return "\n".join(
         [*lines, f"everything is in {seen(output)}: metrics.jsonl, completions/, checkpoints/, report.html"]
     )

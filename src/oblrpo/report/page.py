@@ -11,12 +11,13 @@ from typing import Any
 from markupsafe import Markup
 
 from oblrpo.diagnosis import Diagnosis, Watch, facts_of, facts_of_log
-from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES
+from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES, WHAT_NEXT
+from oblrpo.diagnosis.next_steps import Left
 from oblrpo.errors import InputError
 from oblrpo.report import curves
 from oblrpo.report.charts import short
 from oblrpo.report.html import TEMPLATES, markup, render
-from oblrpo.report.record import LAST_STEPS, RunRecord, accuracy_margin, advice, changed_settings, read_run, read_trl
+from oblrpo.report.record import LAST_STEPS, RunRecord, accuracy_margin, changed_settings, read_run, read_trl
 from oblrpo.runs import Metrics, write_atomically
 from oblrpo.settings import yaml_line
 from oblrpo.tables.metrics import CHARTS, Chart
@@ -112,13 +113,14 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
         if drawings := DRAWN[chart.kind](record, chart):
             sections.setdefault(chart.section, []).extend(drawings)
     facts = facts_of_log(record.rows) if record.absent else facts_of(record.settings)
+    left = Left(record.rows) if record.absent else Left(record.rows, record.settings, record.folder)
     page = render(
         "run.html",
         title=record.folder.path.resolve().name,
         reload_seconds=reload_seconds,
         state=_state(record, reload_seconds),
         facts=_facts(record),
-        found=Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name),
+        found=Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name, left),
         failure=record.failure,
         done=record.done,
         sections=sections,
@@ -130,6 +132,7 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
         ],
         COMES_WITH=COMES_WITH,
         NOTES=NOTES,
+        WHAT_NEXT=WHAT_NEXT,
     )
     write_atomically(path, page)
     return path
@@ -163,8 +166,6 @@ def _facts(record: RunRecord) -> list[tuple[str, str, str]]:
     if rewards:
         facts.append(("Reward", f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps"))
     if tail:
-        if sentence := advice(record.prompts, tail):
-            facts.append(("Batch size", f"{record.prompts} prompts", f"{sentence}."))
         rates = [row.get("learning_rate") for row in tail if row.get("grad_norm") != 0 and "learning_rate" in row]
         if rates and rates[-1] is not None:
             schedule = f"of the last update, schedule {record.of_algorithm('schedule')}"

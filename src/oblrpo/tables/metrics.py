@@ -222,7 +222,7 @@ CHARTS = (
           note="Prompts at which noise equals signal (1 / SNR), a mean over the policies of the steps before, with its "
           "95 % interval; an end that is open is cut at ten times all else. A batch far below it is mostly noise; one "
           "far above it wastes prompts.",
-          advice="The card \"Batch size\" at the top says what doubling or halving the batch would do to a step. "
+          advice="\"What next\" says what fewer or more prompts would give, where that is known. "
           "`oblrpo diagnose RUN --look` measures [the newest policy alone](noise.md#whose-noise-scale)."),
     Chart("Variance under each baseline", "Gradient variance under each baseline", "variance/NAME",
           "variance / RLOO's", kind="variances",
