@@ -1,6 +1,7 @@
 """Means with intervals by Student's t, and moving averages; the standard library only."""
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,11 +97,12 @@ def jackknife(blocks: Sequence[Sequence[T]], statistic: Callable[[Sequence[T]], 
     """A statistic of all values with its 95 % interval, from independent blocks of values.
 
     With m groups of blocks and s_i the statistic without group i, its variance is (m - 1) / m sum_i (s_i - mean s)^2.
-    There are at most `groups` of them, each of every m-th block.
+    There are at most `groups` of them, of blocks drawn with one seed, so that no order of the blocks shows.
     """
-    m = min(groups, len(blocks))
+    m, order = min(groups, len(blocks)), list(range(len(blocks)))
+    random.Random(0).shuffle(order)
     without = [
-        statistic([value for place, block in enumerate(blocks) if place % m != group for value in block])
+        statistic([value for place, block in zip(order, blocks, strict=True) if place % m != group for value in block])
         for group in range(m)
     ]
     whole = statistic([value for block in blocks for value in block])

@@ -120,7 +120,7 @@ def diagnose(run: Any) -> Diagnosis:
     """
     path = _given(run)
     if isinstance(path, Rows):
-        return Diagnosis.of(Watch(facts_of_log(path)).over(path), "rows", Left(path))
+        return Diagnosis.of(Watch(facts_of_log(path)).over(path), "rows", Left(list(path)))
     if os.path.isfile(path / "config.yaml"):  # a name may be too long for pathlib
         folder = RunFolder(path)
         rows, settings = folder.read_metrics(), settings_in(folder.config_file)
@@ -132,7 +132,7 @@ def diagnose(run: Any) -> Diagnosis:
             f"{path} holds no config.yaml and metrics.jsonl, nor a trainer_state.json of TRL with a step in it; give "
             "the folder of a run, or a log file: what a trainer prints or writes, JSON, or a table of metrics."
         )
-    return Diagnosis.of(Watch(facts_of_log(log.rows)).over(log.rows), f"{path}, {log.source}", Left(log.rows))
+    return Diagnosis.of(Watch(facts_of_log(log.rows)).over(log.rows), f"{path}, {log.source}", Left(list(log.rows)))
 
 
 def _given(run: Any) -> Rows | Path:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from oblrpo.diagnosis.course import finite, spread_of
 from oblrpo.diagnosis.watch import Watch
 from oblrpo.errors import InputError
-from oblrpo.intervals import Z95, geometric_mean, jackknife, mean, student_t
+from oblrpo.intervals import Z95, GeometricMean, geometric_mean, jackknife, mean, student_t
 from oblrpo.runs import RunFolder
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tables.baselines import BASELINES
@@ -33,7 +33,8 @@ TOLERANCE = 0.05  # of what a reward has gained: what it may still have risen wh
 FLAT_SHARE = 0.25  # of a run, which is flat for so long at least
 BINS = 500  # a longer run is looked at in so many parts
 LATE = 0.75  # of the limit: completions that end beyond tell how many more would end beyond the limit
-LONGER = 2.0  # the most times as many steps with fewer prompts a step
+LONGER, WORTH_FEWER = 2.0, 4 / 3
+"""With fewer prompts a step, the most times as many steps, and the least factor: that of half the critical batch."""
 NEARLY_NOISE = 0.1  # the most N SNR at which more prompts are suggested, by the upper end of its interval
 MORE = 4  # times as many prompts
 ROUND = [times * 10**zeros for zeros in range(6) for times in (2, 4, 5, 10)]  # what `eval_steps` is multiplied by
@@ -123,7 +124,7 @@ class Left:
     @property
     def constant_rate(self) -> bool:
         """Whether no schedule ties the rate to the run's last step, so that it may end anywhere."""
-        return self.settings.get("lr_scheduler_type", "constant") == "constant"
+        return str(self.settings.get("lr_scheduler_type", "constant")) == "constant"
 
     @property
     def range(self) -> float:
@@ -340,12 +341,10 @@ def leave_out(run: Left) -> NextStep | None:
     tries = statistics.fmean(sum(map(len, groups)) for groups in silent.values())
     sentence = (
         f"{len(silent)} of {len(again)} prompts have earned {earned} in all of their completions, {tries:.0f} each on "
-        f"average. Without them, {1 / found.value:.2g} times the completions give the same signal ({1 / found.high:.2g} "
-        f"to {1 / found.low:.2g}, by what such prompts gave when they came up again)."
+        f"average. Without them, as many completions give {found.value:.2g} times the signal ({found.low:.2g} to "
+        f"{found.high:.2g}, by what such prompts gave when they came up again)."
     )
-    prompts = run.settings.get("prompts_per_step")
-    words = f"--prompts-per-step {max(2, round(prompts / found.value))}" if isinstance(prompts, int) else ""
-    setting = run.setting(f"--data without them, which oblrpo diagnose --json lists, and {words}")
+    setting = run.setting("--data without them; oblrpo diagnose --json lists them")
     return NextStep("leave prompts out", "completions", Gain(found.value, found.low, found.high), sentence, setting,
                     tuple(silent))  # fmt: skip
 
@@ -355,7 +354,7 @@ def smaller_batch(run: Left) -> NextStep | None:
 
     By theorem 4 a step of N prompts gains in proportion to r / (1 + r), r = N SNR. With k N prompts, what a step gained
     takes (1 + k r) / (k (1 + r)) steps, and k times as many completions. The mean is over the steps in which the reward
-    rose, and k the smallest that takes at most twice the steps.
+    rose, and k the smallest that takes at most twice the steps. Half of the critical batch saves a quarter.
     """
     known = [row for row in run.having("snr", "n_snr", "snr_low", "snr_high", rows=run.learning) if row["snr"] > 0]
     if len(known) < FEWEST_ROWS // 2 or 2 * len(known) < len(run.learning):
@@ -366,7 +365,7 @@ def smaller_batch(run: Left) -> NextStep | None:
     for k in (1 / 8, 1 / 4, 1 / 2):
         steps, *ends = (statistics.fmean((1 + k * r) / (k * (1 + r)) for r in of) for of in ratios)
         gain = Gain(*(1 / (k * each) for each in (steps, *ends)))
-        if prompts * k >= 2 and gain.low >= WORTH and steps <= LONGER:
+        if prompts * k >= 2 and gain.low >= WORTH and gain.value >= WORTH_FEWER and steps <= LONGER:
             ratio, low, high = map(statistics.median, ratios)
             fewer = round(prompts * k)
             sentence = (
@@ -418,7 +417,7 @@ def other_baseline(run: Left) -> NextStep | None:
     own = str(run.settings.get("baseline") or (algorithm.baseline if algorithm else ""))
     if own not in BASELINES or not BASELINES[own].unbiased:
         return None
-    found = {}
+    found: dict[str, GeometricMean] = {}
     for name, row in BASELINES.items():
         if row.unbiased and row.trainable and row.learns_from_ties <= BASELINES[own].learns_from_ties and name != own:
             ledgers = run.having(mine := f"variance/{own}", other := f"variance/{name}", rows=run.learning)
