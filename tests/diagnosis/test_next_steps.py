@@ -157,6 +157,7 @@ def test_a_run_that_still_rises():
     assert 0.08 < found.gain.low < found.gain.high < 0.15, "it has come to .6 by .14, which left .4 of .54"
     high = rows_of(noisy(lambda at: 0.01 * at, 60, noise=0.005), reward_max=0.62)
     assert go_on(Left(high, OURS)) is None, "next to the highest reward there is no way left"
+    assert go_on(Left(rows, OURS | {"steps": 90})) is None, "it goes on anyway"
     for course in (learned_by(20), lambda at: 0.9 - 0.01 * at):
         assert go_on(Left(rows_of(noisy(course, 60)), OURS)) is None
 
@@ -178,7 +179,9 @@ def test_prompts_that_have_never_been_solved_are_left_out(tmp_path):
     assert found.gain.value == pytest.approx(2)
     assert 1.3 < found.gain.low < 2
     assert sorted(map(int, found.prompts)) == list(range(20, 40))
-    assert "20 of 40 prompts have earned nothing but the lowest reward in all of their completions, 20 each" in str(found)
+    assert "20 of 40 prompts have earned nothing but the lowest reward in all of their completions, 20 each" in str(
+        found
+    )
     assert "as many completions give 2 times the signal" in str(found)
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from oblrpo.diagnosis.course import finite, spread_of
+from oblrpo.diagnosis.course import TINY, finite, spread_of
 from oblrpo.diagnosis.watch import Watch
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95, GeometricMean, geometric_mean, jackknife, mean, student_t
@@ -99,16 +99,16 @@ class Left:
         """The newest completions that have a reward, by their step, in order."""
         found: dict[int, list[dict[str, Any]]] = {}
         left = READ_BYTES
-        for row in reversed(self.steps[-READ_STEPS:]):
-            file = self.folder.completions / f"step_{row['step']}.jsonl" if self.folder else None
+        for step in (int(row["step"]) for row in reversed(self.steps[-READ_STEPS:])):
+            file = self.folder.completions / f"step_{step}.jsonl" if self.folder else None
             left -= file.stat().st_size if file and file.is_file() else 0
             if self.folder is None or left < 0:
                 break
             try:
-                texts = self.folder.read_completions(int(row["step"]))
+                texts = self.folder.read_completions(step)
             except InputError:  # a damaged file; the page says so where it shows it
                 continue
-            found[row["step"]] = [each for each in texts if number(each, "reward") is not None and "prompt" in each]
+            found[step] = [each for each in texts if number(each, "reward") is not None and "prompt" in each]
         return dict(sorted(found.items()))
 
     @cached_property
@@ -290,7 +290,7 @@ def go_on(run: Left) -> NextStep | None:
     """
     n = len(run.steps)
     quarter = n // 4
-    if n < 2 * FEWEST_ROWS or not run.constant_rate:
+    if n < 2 * FEWEST_ROWS or not run.constant_rate or n < (number(run.settings, "steps") or 0):
         return None
     rewards = [row["reward"] for row in run.steps]
     (before, _), (rise, margin) = line_of(rewards[n - 2 * quarter : n - quarter]), line_of(rewards[n - quarter :])
@@ -317,7 +317,7 @@ def leave_out(run: Left) -> NextStep | None:
     is compared with what was known before: with those left out whose earlier visits all agreed, a completion brings
     (1 - what is lost of it) / (1 - their share) times as much. The newest visit has no part in the choice.
     """
-    steps, visits = {row["step"] for row in run.learning}, defaultdict[str, list[list[float]]](list)
+    steps, visits = {int(row["step"]) for row in run.learning}, defaultdict[str, list[list[float]]](list)
     for texts in (texts for step, texts in run.completions.items() if step in steps):
         for group in by_prompt(texts):
             visits[str(group[0]["prompt"])].append([float(each["reward"]) for each in group])
@@ -356,7 +356,7 @@ def smaller_batch(run: Left) -> NextStep | None:
     takes (1 + k r) / (k (1 + r)) steps, and k times as many completions. The mean is over the steps in which the reward
     rose, and k the smallest that takes at most twice the steps. Half of the critical batch saves a quarter.
     """
-    known = [row for row in run.having("snr", "n_snr", "snr_low", "snr_high", rows=run.learning) if row["snr"] > 0]
+    known = [row for row in run.having("snr", "n_snr", "snr_low", "snr_high", rows=run.learning) if row["snr"] > TINY]
     if len(known) < FEWEST_ROWS // 2 or 2 * len(known) < len(run.learning):
         return None
     sizes = [row["n_snr"] / row["snr"] for row in known]
@@ -384,7 +384,7 @@ def larger_batch(run: Left) -> NextStep | None:
     It is the theorem of `smaller_batch`, with r = N signal / noise of all steps in which the reward rose.
     """
     known = run.having("signal2", "trace_cov", rows=run.learning)
-    sizes = [row["n_snr"] / row["snr"] for row in run.having("snr", "n_snr", rows=known) if row["snr"] > 0]
+    sizes = [row["n_snr"] / row["snr"] for row in run.having("snr", "n_snr", rows=known) if row["snr"] > TINY]
     if len(known) < FEWEST_ROWS or not sizes:
         return None
     prompts = round(statistics.fmean(sizes))
