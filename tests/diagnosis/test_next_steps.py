@@ -118,7 +118,7 @@ def texts(prompt, rewards, length=4, clipped=False):
 def left_of(folder, completions, rows=None, **settings):
     """What a run has left whose completions are given by step."""
     rows = rows or rows_of(noisy(learned_by(len(completions) * 2), len(completions)))
-    steps = {step: each for step, each in enumerate(completions, start=1)}
+    steps = dict(enumerate(completions, start=1))
     blank = {"baseline": 0.0, "advantage": 0.0}
     path = write_run_into(folder, rows, {step: [blank | text for text in each] for step, each in steps.items()})
     return Left(rows, OURS | settings, RunFolder(path))
@@ -197,7 +197,7 @@ def noise(r, low, high, prompts=64):
 
 
 def test_a_smaller_batch():
-    """At r = 3, half the prompts take (1 + 3/2) / (1/2 (1 + 3)) = 5/4 times the steps, a quarter 7/4, an eighth 11/4."""
+    """At r = 3, half the prompts take (1 + 3/2) / (1/2 (1 + 3)) = 5/4 times the steps, a quarter 7/4."""
     rows = rows_of(noisy(learned_by(40), 40), **noise(3.0, 2.0, 5.0))
     found = smaller_batch(Left(rows, OURS))
     assert found.setting == "(--prompts-per-step 16)"
