@@ -179,9 +179,7 @@ def test_prompts_that_have_never_been_solved_are_left_out(tmp_path):
     assert found.gain.value == pytest.approx(2)
     assert 1.3 < found.gain.low < 2
     assert sorted(map(int, found.prompts)) == list(range(20, 40))
-    assert "20 of 40 prompts have earned nothing but the lowest reward in all of their completions, 20 each" in str(
-        found
-    )
+    assert str(found).startswith("20 of 40 prompts have earned nothing but the lowest reward in all of their comp")
     assert "as many completions give 2 times the signal" in str(found)
 
 
