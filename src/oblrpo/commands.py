@@ -18,6 +18,7 @@ from oblrpo.settings import (
     SamplingConfig,
     TaskConfig,
     TrainConfig,
+    flatten,
     recipe_settings,
     refuse_named,
     refuse_no_effect,
@@ -63,12 +64,15 @@ def run_training(trainer: Trainer, progress: Progress) -> Path:
 
 def summary_of(trainer: Trainer, width: int) -> str:
     """Return what a console of so many columns shows of a run at its end."""
+    from oblrpo.diagnosis.next_steps import Left, next_steps
     from oblrpo.report.console import summary
     from oblrpo.report.record import before_and_after
 
-    folder, rows, facts = trainer.folder, trainer.folder.read_metrics(), trainer.monitors.watch.facts
+    folder, rows, watch = trainer.folder, trainer.folder.read_metrics(), trainer.monitors.watch
     pairs = before_and_after(folder, [row for row in rows if row.get("eval/accuracy") is not None], most=3)
-    return summary(rows, trainer.config.run.output, facts, folder.best_step(trainer.accuracy), pairs, width)
+    do_next = next_steps(watch, Left(rows, flatten(trainer.config), folder))
+    best = folder.best_step(trainer.accuracy)
+    return summary(rows, trainer.config.run.output, watch.facts, best, pairs, do_next, width)
 
 
 def check_files(*sources: Sequence[str]) -> None:

@@ -151,7 +151,7 @@ def baselines_explode(run: Course) -> Reading | None:
     """A few rewards, or weights, have made baselines far larger than the rewards.
 
     It looks like a `baseline/spread` of ten times its median, and larger than the spread of a prompt's rewards. With
-    rewards between 0 and 1 it must also be above 0.5, because it grows in a policy that learns some prompts first, too.
+    rewards between 0 and 1 it must also be above 0.7, because it grows in a policy that learns some prompts first, too.
     """
     spread = run.value("baseline/spread")
     if spread is None:
@@ -163,7 +163,7 @@ def baselines_explode(run: Course) -> Reading | None:
         del spreads[::2]
     if usual == 0 or spread <= (run.value("reward_std") or 0.0):  # most steps so far paid nothing, which is no scale
         return None
-    if run.bounded and spread <= 0.5:
+    if run.bounded and spread <= math.sqrt(0.5):  # of two prompts, the greatest
         return None
     shrink = "" if run.facts.looks_across else ", or use the baseline oblr_shrunk"
     return Reading(spread / usual, 0.0, run.step, {"now": spread, "usual": usual, "shrink": shrink})

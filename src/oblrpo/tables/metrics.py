@@ -233,7 +233,7 @@ CHARTS = (
           note="The number of prompts at which noise equals signal (1 / SNR), averaged over the policies of recent "
           "steps, with its 95 % interval. Dashed: the lower end of intervals that have no upper end. A batch far below "
           "this number is mostly noise; one far above it wastes prompts.",
-          advice="The card \"Batch size\" at the top says what doubling or halving the batch would do to a step. "
+          advice="\"What next\" says what fewer or more prompts would give, where that is known. "
           "`oblrpo diagnose RUN --look` measures [the newest policy alone](noise.md#whose-noise-scale)."),
     Chart("Variance under each baseline", "Gradient variance under each baseline", "variance/NAME",
           "variance / RLOO's", kind="variances",
