@@ -87,4 +87,4 @@ def test_a_look_under_a_loss_that_weighs_lengths(small_run, dense_reward, oblrpo
     assert small_run(steps=1, eval_steps=0, ledger_steps=0, algorithm="grpo")[0] == 0
     code, out, err = oblrpo("diagnose", tmp_path / "run", "--look", "--prompts", 8)
     assert code == 0, err
-    assert "its source is not known under this loss weighting" in out
+    assert "its source is unknown with this loss weighting" in out

@@ -217,7 +217,7 @@ def test_models_and_checkpoints_are_kept_apart(oblrpo, tmp_path, model, monkeypa
 
 def test_mistakes_about_what_is_there(ask, tmp_path):
     assert ask()[0] == 0
-    complained(ask("--temperature", "0.5"), "drawn with other settings", "temperature (was 1.0, now 0.5)")
+    complained(ask("--temperature", "0.5"), "sampled with other settings", "temperature (was 1.0, now 0.5)")
     complained(ask("--regrade", model=None, output="none"), "holds no completions to grade")
     (tmp_path / "out" / "gsm8k.settings.json").unlink()
     complained(ask("--regrade", model=None), "gsm8k.settings.json cannot be read")

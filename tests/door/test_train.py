@@ -455,7 +455,7 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"stps": 3}, "oblrpo.train: unknown setting 'stps'.*Did you mean 'steps'"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be"),
         ({"accept_changed": True}, "accept_changed has no effect without resume; remove it"),
-        ({"model_args": {"hidden_size": 8}}, "model_args has no effect because a model that is loaded"),
+        ({"model_args": {"hidden_size": 8}}, "model_args has no effect because a loaded model"),
         ({"device": "cpu"}, "device has no effect because the model is loaded already; remove it"),
         ({"reward_seconds": 9.0}, "reward_seconds has no effect because functions of this program have no time limit"),
         ({"data": [1, 2]}, "data row 0 is a int, not a dict of columns"),
