@@ -42,7 +42,7 @@ def saved_settings(output: str) -> TrainConfig:
 
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
     """Refuse what cannot work, and settings without effect: `given`, as they are written there, or the recipe's."""
-    from oblrpo.trainer.setup import check
+    from oblrpo.trainer.check import check
 
     check(config)
     of_recipe = recipe_settings(base.recipe) if base.recipe else {}

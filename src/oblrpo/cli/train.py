@@ -46,8 +46,9 @@ def run(argv: list[str]) -> None:
         raise InputError("--accept-changed has no effect without --resume; remove it.")
     config = command.config
     check_files(config.task.data, config.task.eval_data, config.warm_start.sft_data)
+    check_settings(config, flags_in(argv), recipe)
     gc.disable()  # almost nothing of what loads is garbage, and looking for it took a fifth of the time
-    try:  # torch and transformers load only now: --help is instant
+    try:  # torch and transformers load only now: --help is instant, and so is what is refused
         from transformers.utils import logging as transformers_logging
 
         from oblrpo.memory import resident_bytes
@@ -56,16 +57,16 @@ def run(argv: list[str]) -> None:
         from oblrpo.trainer.loop import Trainer
         from oblrpo.trainer.peak_memory import peak_memory
     finally:
+        gc.freeze()  # nor will it be: to look again, at the end too, takes most of a second
         gc.enable()
 
-    check_settings(command.config, flags_in(argv), recipe)
     transformers_logging.disable_progress_bar()
     libraries = resident_bytes()
-    trainer = Trainer(command.config, command.resume, accept_changed=command.accept_changed)
+    trainer = Trainer(config, command.resume, accept_changed=command.accept_changed)
     if command.dry_run:
-        print(seen(yaml_text(flatten(trainer.config)) + "\n" + trainer.describe()))
+        print(seen(trainer.describe()), flush=True)
         peak = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, libraries)
-        print(f"memory     {peak}")
+        print(f"memory     {peak}\n\n{seen(yaml_text(flatten(trainer.config)))}", end="")
         return
     run_training(trainer, Progress(Console(soft_wrap=True, markup=False)))
     print(summary_of(trainer))

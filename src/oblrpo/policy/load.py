@@ -28,8 +28,8 @@ from transformers.utils import find_adapter_config_file
 from oblrpo.checksums import SUMS, damage
 from oblrpo.errors import InputError, pip_install
 from oblrpo.objects import PREFIX
-from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights, without_adapters
-from oblrpo.policy.files import check_complete, check_is_there, explained, is_gguf
+from oblrpo.policy.adapters import add_adapter, load_adapter, load_adapter_weights, without_adapters
+from oblrpo.policy.files import base_of, check_complete, check_is_there, check_policy, explained, is_gguf
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
 from oblrpo.settings import PolicyConfig
@@ -203,33 +203,6 @@ def adopt_policy(
         )
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
     return _policy(model, tokenizer, config, name)
-
-
-def check_policy(config: PolicyConfig) -> None:
-    """Refuse what does not go together; what a loaded model allows is checked by `adopt_policy`."""
-    if config.lora and not config.adapters.r > 0:
-        raise InputError(f"lora is {config.lora}; give the adapters' rank r, at least 1, such as '{{r: 16}}'.")
-    if config.model.startswith(PREFIX):
-        return
-    adapters = config.lora or (config.model and base_of(config.model))
-    if adapters and not config.model:
-        raise InputError("lora needs a model to adapt; name one with model.")
-    if config.lora and config.model and base_of(config.model):
-        raise InputError(
-            f"{config.model!r} holds adapters, which are trained on; leave out lora, or merge "
-            "them first (oblrpo export --merge)."
-        )
-    if config.load_in_4bit and not adapters:
-        raise InputError("load_in_4bit leaves no weight that could be trained; add adapters with lora.")
-    if config.load_in_4bit and is_gguf(base_of(config.model) or config.model):
-        raise InputError("load_in_4bit cannot quantise a GGUF file; leave it out, or give a folder of safetensors.")
-    if config.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise InputError(f"load_in_4bit needs bitsandbytes; install it with: {pip_install('qlora')}")
-    if config.dtype == "bfloat16" and not adapters:
-        raise InputError(
-            "weights in bfloat16 lose updates smaller than 1/256 of them; train in float32 with bf16 arithmetic "
-            "(bf16: true), or train adapters beside them (lora)."
-        )
 
 
 def _tokenizer(name: str, config: PolicyConfig) -> Any:

@@ -34,9 +34,10 @@ from oblrpo.settings import TrainConfig, adjustable, flatten
 from oblrpo.step import NO_SIGNAL, StepResult
 from oblrpo.tasks import Problem
 from oblrpo.trackers import Reporter
+from oblrpo.trainer.check import check
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
-from oblrpo.trainer.setup import adjust, check, make_learner, policy_of, row_batches, set_threads
+from oblrpo.trainer.setup import adjust, make_learner, policy_of, row_batches, set_threads
 from oblrpo.trainer.task import Prompts, drop_long_prompts, sources_of, task_of
 
 
