@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -9,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, nearby
 from oblrpo.objects import PREFIX, Objects
+from oblrpo.policy.files import base_of, check_is_there
 from oblrpo.regular_files import regular
 from oblrpo.runs import RunFolder
 from oblrpo.settings import (
@@ -90,11 +92,19 @@ def check_files(*sources: Sequence[str]) -> None:
 
 
 def check_evaluation(
-    given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
+    given: Mapping[str, str], model: str, data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
-    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would ignore."""
+    """Refuse a model that is not there, no problems, and settings (`given`, as they are written) without effect."""
+    if model and not model.startswith(PREFIX):
+        check_is_there(base_of(model) or model)
     if not (data or run or benchmark):
-        raise InputError(NO_PROBLEMS)
+        here = f"'runs/{model}'" if os.path.isdir(f"runs/{model}") else ""
+        raise InputError(
+            NO_PROBLEMS
+            if not model or model.startswith(PREFIX) or os.path.exists(model)
+            else f"{model!r} is no file or folder here; a run is named by its folder, as runs/mine, and a model on the hub "
+            f"needs data or a benchmark to be evaluated on.{f' Did you mean {here}?' if here else nearby(Path(model))}"
+        )
     check_files(data)
     of_rows = ["where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}

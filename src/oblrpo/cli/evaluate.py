@@ -110,7 +110,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
         raise InputError(f"--data and --completions belong to one benchmark, but {len(command.benchmark)} are named.")
     if command.regrade and not command.sampling.output:
         raise InputError("--regrade needs the folder of the completions; name it with --output.")
-    check_evaluation(flags, command.data, started, bool(command.benchmark))
+    check_evaluation(flags, command.model, command.data, started, bool(command.benchmark))
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"existing completions are graded as they are; remove {', '.join(idle)}.")

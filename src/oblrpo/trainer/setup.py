@@ -12,9 +12,8 @@ from oblrpo.estimators import SNRSchedule
 from oblrpo.memory import keep_freed
 from oblrpo.objects import Objects
 from oblrpo.policy import Policy, adopt_policy, load_policy, make_policy
-from oblrpo.policy.checks import check_lengths, check_scores
+from oblrpo.policy.checks import check_lengths
 from oblrpo.policy.model import LEAST_COMPLETION
-from oblrpo.policy.saving import check_saved
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
@@ -42,15 +41,11 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
         raise InputError(f"{error} {fix}") from None
 
 
-def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None, run: Path) -> Policy:
-    """Return the policy of a run, once it has been tried that checkpoints bring it back."""
-    model, tokenizer, given = objects.model, objects.tokenizer, objects.model is not None
-    if checkpoint and not given:
-        return load_checkpoint(checkpoint, config)
-    policy = adopt_policy(model, tokenizer, config.policy, checkpoint) if given else make_policy(config.policy)
-    if config.policy.model:
-        check_saved(policy, config.policy, given, next(folder for folder in run.parents if folder.is_dir()))
-    return policy
+def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None) -> Policy:
+    """Return the policy of a run."""
+    if objects.model is not None:
+        return adopt_policy(objects.model, objects.tokenizer, config.policy, checkpoint)
+    return load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
 
 
 def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
@@ -66,7 +61,6 @@ def make_learner(
 
     `rows` is the number of prompts of the task; None: without number.
     """
-    check_scores(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm, iterations = resolve(config.algorithm, optim), config.algorithm.num_iterations
     groups = MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
