@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -97,14 +96,14 @@ def check_evaluation(
     """Refuse a model that is not there, no problems, and settings (`given`, as they are written) without effect."""
     if model and not model.startswith(PREFIX):
         check_is_there(base_of(model) or model)
+        if not (data or run or benchmark or Path(model).exists()):
+            meant = f" Did you mean 'runs/{model}'?" if Path("runs", model).exists() else nearby(Path(model))
+            raise InputError(
+                f"{model!r} is no file or folder here; a run is named by its folder, as runs/mine, and a model on the "
+                f"hub needs data or a benchmark to be evaluated on.{meant}"
+            )
     if not (data or run or benchmark):
-        here = f"'runs/{model}'" if os.path.isdir(f"runs/{model}") else ""
-        raise InputError(
-            NO_PROBLEMS
-            if not model or model.startswith(PREFIX) or os.path.exists(model)
-            else f"{model!r} is no file or folder here; a run is named by its folder, as runs/mine, and a model on the hub "
-            f"needs data or a benchmark to be evaluated on.{f' Did you mean {here}?' if here else nearby(Path(model))}"
-        )
+        raise InputError(NO_PROBLEMS)
     check_files(data)
     of_rows = ["where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}
