@@ -20,10 +20,10 @@ from lab import pages
 from oblrpo.cli.train import _parse
 from oblrpo.commands import check_settings
 from oblrpo.estimators import BASELINES, RATIOS
+from oblrpo.rollout import engine
 from oblrpo.settings import AlgorithmConfig, TrainConfig, flags_in
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tables.metrics import ROW_OF
-from oblrpo.trainer import setup
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 from tests.metric_rows import metric_of
 
@@ -172,7 +172,7 @@ PAPERS = re.findall(r"^\| ([^|]+) \|[^|]+\| ([^|]+) \|", (ROOT / "docs" / "paper
 
 @pytest.mark.parametrize(("method", "flags"), PAPERS, ids=[method for method, _ in PAPERS])
 def test_the_flags_of_a_paper_are_settings_that_a_run_takes(method, flags, monkeypatch):
-    monkeypatch.setattr(setup, "check_version", lambda: None)  # vLLM is not installed here
+    monkeypatch.setattr(engine, "check_version", lambda: None)  # vLLM is not installed here
     words = shlex.split(" ".join(re.findall(r"`(--.+?)`", flags)))
     assert words or flags.startswith("none")
     if "--load-in-4bit" in words:

@@ -25,7 +25,7 @@ from oblrpo.diagnosis import CONDITIONS, diagnose
 from oblrpo.errors import InputError
 from oblrpo.evaluation.evaluate import read_completions
 from oblrpo.policy import load_policy
-from oblrpo.policy.adapters import base_of
+from oblrpo.policy.files import base_of
 from oblrpo.report.export import export
 from oblrpo.runs import RunFolder, read_rows
 from oblrpo.runs.state_files import STATE, TENSORS, load_state, save_state

@@ -30,7 +30,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 if TYPE_CHECKING:  # there is no __all__, with which `help(oblrpo)` would print every class in full
     from oblrpo.api import Run as Run

@@ -396,7 +396,7 @@ def _evaluate(
         if name not in names:
             raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, {*names, 'data', 'model'})}")
     objects.refuse_no_effect(given)
-    check_evaluation({name: name for name in given}, given.get("data", ()), run)
+    check_evaluation({name: name for name in given}, words["model"], given.get("data", ()), run)
     sampling = with_fields(sampling, given, "oblrpo.evaluate")
     grading = with_fields(grading, given, "oblrpo.evaluate")
     ks = [k] if isinstance(k, int) else list(k)

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, nearby
 from oblrpo.objects import PREFIX, Objects
+from oblrpo.policy.files import base_of, check_is_there
 from oblrpo.regular_files import regular
 from oblrpo.runs import RunFolder
 from oblrpo.settings import (
@@ -37,7 +38,7 @@ NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a 
 
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
     """Refuse what cannot work, and settings without effect: `given`, as they are written there, or the recipe's."""
-    from oblrpo.trainer.setup import check
+    from oblrpo.trainer.check import check
 
     check(config)
     of_recipe = recipe_settings(base.recipe) if base.recipe else {}
@@ -90,9 +91,17 @@ def check_files(*sources: Sequence[str]) -> None:
 
 
 def check_evaluation(
-    given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
+    given: Mapping[str, str], model: str, data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
-    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would ignore."""
+    """Refuse a model that is not there, no problems, and settings (`given`, as they are written) without effect."""
+    if model and not model.startswith(PREFIX):
+        check_is_there(base_of(model) or model)
+        if not (data or run or benchmark or Path(model).exists()):
+            meant = f" Did you mean 'runs/{model}'?" if Path("runs", model).exists() else nearby(Path(model))
+            raise InputError(
+                f"{model!r} is no file or folder here; a run is named by its folder, as runs/mine, and a model on the "
+                f"hub needs data or a benchmark to be evaluated on.{meant}"
+            )
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
     check_files(data)

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy
 import pytest
 import torch
 from transformers import (
@@ -109,6 +110,14 @@ def test_frequencies_that_follow_the_longest_row_are_refused_beyond_the_length_a
     ):
         check(policy, most + 1)
     check(policy, most)  # nothing is left of the longest
+
+
+@pytest.mark.parametrize("draws", [None, lambda: torch.rand(()), random.random, numpy.random.random])
+def test_ten_seeds_are_tried_only_where_a_random_number_is_drawn(tiny_policy, draws):
+    forwards = []
+    tiny_policy.model.register_forward_hook(lambda *_: forwards.append(draws and draws()))
+    assert not noise(tiny_policy)
+    assert len(forwards) == (11 if draws else 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

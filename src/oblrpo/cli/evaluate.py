@@ -111,7 +111,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
         raise InputError(f"--data and --completions belong to one benchmark, but {len(command.benchmark)} are named.")
     if command.regrade and not command.sampling.output:
         raise InputError("--regrade needs the folder of the completions; name it with --output.")
-    check_evaluation(flags, command.data, started, bool(command.benchmark))
+    check_evaluation(flags, command.model, command.data, started, bool(command.benchmark))
     if started and not command.benchmark:
         check_kept(started, command.data, command.grading.rewards, Objects())
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}

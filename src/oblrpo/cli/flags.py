@@ -160,9 +160,9 @@ def misplaced(word: str) -> str:
 
 
 COMMON = (
-    "model", "data", "task", "rewards", "output", "steps", "seed", "prompts_per_step", "num_generations",
-    "max_completion_length", "tokens_per_micro_batch", "lora", "algorithm", "learning_rate", "eval_steps",
-    "report_to", "resume", "dry_run",
+    "model", "chat", "data", "prompt_column", "answer_column", "task", "rewards", "output", "steps", "seed",
+    "prompts_per_step", "num_generations", "max_completion_length", "tokens_per_micro_batch", "lora", "algorithm",
+    "eval_steps", "report_to", "resume", "dry_run",
 )  # fmt: skip
 """What most runs set."""
 

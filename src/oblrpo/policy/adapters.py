@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from oblrpo.errors import InputError, pip_install
 from oblrpo.policy.files import check_complete, explained
 from oblrpo.settings import PolicyConfig
 
-ADAPTER = "adapter_config.json"
 PATTERNS = "The following .*_pattern keys"
 """PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
 
@@ -36,20 +34,6 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
 def without_adapters(model: Any) -> Any:
     """Return the model itself, where PEFT's stands around it; LoRA lives in its layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def base_of(folder: str) -> str | None:
-    """Return the model that the adapters in a folder belong to, or None if the folder holds no adapters."""
-    file = Path(folder) / ADAPTER
-    if not file.is_file():
-        return None
-    try:
-        base = dict(json.loads(file.read_text(encoding="utf-8"))).get("base_model_name_or_path")
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file} is damaged: {error}.") from None
-    if not base:
-        raise InputError(f"{file} does not say which model the adapters belong to (base_model_name_or_path).")
-    return str(base)
 
 
 def load_adapter(model: Any, folder: str, train: bool) -> Any:

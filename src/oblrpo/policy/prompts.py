@@ -220,9 +220,10 @@ class PromptFormat:
         if isinstance(prompt, str) and self.is_text(prompt):
             return prompt
         if tokenizer.chat_template is None:
-            raise InputError(
-                "the prompts are messages, but the model's tokenizer has no chat template; use plain text."
-            )
+            which, cure = "the prompts are messages", "use plain text"
+            if isinstance(prompt, str):
+                which, cure = "chat shows prompts as messages of a user", "leave out chat"
+            raise InputError(f"{which}, but the model's tokenizer has no chat template; {cure}.")
         conversation, where = self._conversation(tokenizer, prompt), getattr(prompt, "where", "") or "a prompt"
         try:
             shown = conversation.text

@@ -98,8 +98,8 @@ class RunFolder:
         self.make()
         self.write_config(config, identity or Identity())
 
-    def make(self) -> None:
-        """Make the folders of a new run."""
+    def check_new(self) -> None:
+        """Refuse a folder that holds something: no run is overwritten."""
         if os.path.lexists(self.path) and not self._never_began():
             if (self.path / ".lock").is_file():
                 with suppress(OSError), locked(self.path):  # refused where its writer is still there
@@ -107,6 +107,10 @@ class RunFolder:
             resume = "add --resume to continue it, or " if self.config_file.is_file() else ""
             in_python = f"({'resume=True or ' * bool(resume)}output='runs/NAME' in Python)"
             raise InputError(f"{self.path} already exists; {resume}give another --output {in_python}.")
+
+    def make(self) -> None:
+        """Make the folders of a new run."""
+        self.check_new()
         try:
             self.completions.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)

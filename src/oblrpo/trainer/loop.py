@@ -23,7 +23,10 @@ from oblrpo.diagnosis.of_rewards import same_reward
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, kappa
 from oblrpo.evaluation.sampled import heldout_accuracy
+from oblrpo.memory import give_back
 from oblrpo.objects import Objects
+from oblrpo.policy.checks import check_scores
+from oblrpo.policy.saving import check_saved
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
 from oblrpo.rollout.variety import answers_of, token_counts, variety
@@ -35,9 +38,10 @@ from oblrpo.settings import TrainConfig, adjustable, flatten
 from oblrpo.step import NO_SIGNAL, StepResult
 from oblrpo.tasks import Problem
 from oblrpo.trackers import Reporter
+from oblrpo.trainer.check import check
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
-from oblrpo.trainer.setup import adjust, check, make_learner, policy_of, row_batches, set_threads
+from oblrpo.trainer.setup import adjust, make_learner, policy_of, row_batches, set_threads
 from oblrpo.trainer.task import Prompts, drop_long_prompts, rows_to_keep, sources_of, task_of
 
 
@@ -266,7 +270,7 @@ class Trainer:
         self.tokens = 0
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
-        self.policy = policy_of(config, self.objects, checkpoint, self.folder.path)
+        self.policy, self.resaved = policy_of(config, self.objects, checkpoint), checkpoint is not None
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
@@ -287,12 +291,24 @@ class Trainer:
             self.learner.load_state_dict(state, str(self.folder.path))
             self.prompts.load_state_dict(state["prompts"])
 
+    def try_policy(self, write: bool = True) -> None:
+        """Refuse a policy whose scores cannot be taken, or that checkpoints would not bring back.
+
+        Without `write` no whole model is saved for that: names and shapes of its weights are compared.
+        """
+        given, above = self.objects.model is not None, (each for each in self.folder.path.parents if each.is_dir())
+        if self.config.policy.model and (given or not self.resaved):
+            check_saved(self.policy, self.config.policy, given, next(above), write)
+            give_back()
+        check_scores(self.policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
+
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
 
         Raises:
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
+        self.try_policy()
         if not self.resume:
             self.folder.make()
         with locked(self.folder.path):
@@ -412,6 +428,7 @@ class Trainer:
             f"{without_rules}"
             f"sampler    {config.rollout.sampler}{engine}; completions end with {' or '.join(self.policy.end_words)}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
+            f"{'' if config.run.steps else ': no RL, only held-out accuracy and a checkpoint'}"
             f"{'' if self.done is None else f'; resuming after step {self.done}'}"
         )
 

@@ -28,8 +28,6 @@ def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
     """Return the named task, the benchmark, or the user's data, which may be rows among `objects`."""
     task, seed, objects = config.task, config.run.seed, objects or Objects()
     objects.check(data=(*task.data, *task.eval_data), rewards=task.rewards)
-    if not all(isinstance(key, str) for key in task.task_args):
-        raise InputError(f"task_args is {task.task_args}; its keys must be names.")
     if task.task in BENCHMARKS:
         return _benchmark(task, seed)
     if task.data:
