@@ -106,6 +106,7 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
         padding_side="left",
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # "<eos>" in a prompt is five bytes, not the end
+        chat_template="{% for message in messages %}{{ message.content }}\n{% endfor %}",  # a message is a line
     )
 
 
