@@ -221,7 +221,8 @@ class PromptFormat:
             return prompt
         if tokenizer.chat_template is None:
             raise InputError(
-                "the prompts are messages, but the model's tokenizer has no chat template; use plain text."
+                "the prompts are messages, but the model's tokenizer has no chat template; give an instruct model, or "
+                "prompts that are text."
             )
         conversation, where = self._conversation(tokenizer, prompt), getattr(prompt, "where", "") or "a prompt"
         try:
