@@ -1,6 +1,7 @@
 """Built-in rewards: their options, what they pay, how each is cheated, and which option ends that."""
 
 import re
+import shlex
 import time
 from pathlib import Path
 
@@ -87,6 +88,8 @@ def test_what_they_pay(name, text, answer, earned):
             "Answer: B",
             "B",
         ),
+        ("regex:<think>.*</think>", "regex:<think>.{9,}</think>", "<think></think>", "<think>7 and 3 is</think>", ""),
+        ("contains", r"regex:{pattern: 'Answer: (\w+)', answer: true}", "Not Paris.", "Answer: Paris", "Paris"),
         # JSON that says nothing
         ("json_valid", "json_valid:name", "{}", '{"name": "x"}', ""),
         ("json_valid:name", "json_valid:{keys: [name], filled: true}", '{"name": ""}', '{"name": "x"}', ""),
@@ -143,8 +146,8 @@ def test_rows_may_bring_what_is_asked_of_them():
     assert pay("json_valid:{column: fields}", '{"a": 1}', fields=["a", "b"]) == 0
     # The data's own column, although the answer is another's.
     rows = [Problem("p", "one", {"answer": "two"})]
-    paid = [Rewards(DataTask("d", rows, []), [name])(rows, ["two"])[0] for name in ("contains:{column: answer}", "contains")]
-    assert paid == [[[1]], [[0]]]
+    for name, earned in (("contains:{column: answer}", 1), ("contains", 0)):
+        assert Rewards(DataTask("d", rows, []), [name])(rows, ["two"])[0] == [[earned]]
     with pytest.raises(InputError, match="reads the column 'nothing', which the problems do not have"):
         pay("contains:{column: nothing}", "a")
 
@@ -180,6 +183,7 @@ def test_rows_that_cannot_be_graded(name, row, words):
         ("regex:{pattern: a", "is not valid YAML"),
         ("contains:{text: a, column: b}", "give one of them"),
         ("contains:{others: after}", "others is 'after'; choose one of: before, none, any"),
+        ("contains: ", "the text to look for is blank"),
         ("contains:{task: a}", "has no 'task'"),
         ("json_valid:{keys: a, column: b}", "give one of them"),
         ("json_valid:{filled: true}", "filled is for keys"),
@@ -280,7 +284,16 @@ def test_hostile_completions_earn_something_fast(hostile):
     assert time.process_time() - started < 2
 
 
-def test_every_one_of_the_list_is_on_its_page():
+def test_the_page_names_all_of_them_and_its_commands_are_understood():
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
     for name in BUILT_IN:
         assert f"`{name}`" in page, name
+    blocks = re.findall(r"^```\n(oblrpo .*?)^```", page, re.DOTALL | re.MULTILINE)
+    words = [
+        word
+        for block in blocks
+        for part in re.findall(r"--rewards (.*?)(?: --|$)", block, re.M)
+        for word in shlex.split(part)
+    ]
+    assert len(words) > len(blocks) > 6
+    of_rows(words)

@@ -44,6 +44,11 @@ def _column(columns: Columns, name: str) -> list[Any]:
     return [value_at({outer: value}, name) for value in columns[outer]]
 
 
+def _lacks(row: Mapping[str, Any], column: str, what: str) -> str:
+    """Return that a column asks for nothing, where a column is named, or nothing."""
+    return "" if not column or _texts(value_at(row, column)) else f"column '{column}' holds no {what} could look for."
+
+
 @dataclass(frozen=True)
 class Exact:
     """1 where the completion is the answer, every run of white space counting as one space."""
@@ -154,13 +159,13 @@ class Contains:
 
     def check(self) -> str:
         """Return what is wrong with the options, or nothing."""
+        if self.text and not all(map(_texts, self.text)):
+            return "the text to look for is blank"
         return "text is for all rows, and column for each: give one of them" if self.text and self.column else ""
 
     def fault(self, row: Mapping[str, Any], answer: str, column: str) -> str:
         """Return why a row cannot be graded, or nothing."""
-        if not self.column or _texts(value_at(row, self.column)):
-            return ""
-        return f"column '{self.column}' holds no text that the reward 'contains' could look for."
+        return _lacks(row, self.column, "text that the reward 'contains'")
 
     def __call__(self, /, completions: Texts, answer: Sequence[Any] = (), **columns: Any) -> list[float]:
         """Return the rewards."""
@@ -255,7 +260,11 @@ def _fault_of(pattern: str, group: bool) -> str:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
         return f"{pattern[:100]!r} is no regular expression: {error}"
-    return f"{pattern[:100]!r} has no group, (...), around what is compared with the answer" if group and not groups else ""
+    return (
+        f"{pattern[:100]!r} has no group, (...), around what is compared with the answer"
+        if group and not groups
+        else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -279,9 +288,7 @@ class JSONValid:
 
     def fault(self, row: Mapping[str, Any], answer: str, column: str) -> str:
         """Return why a row cannot be graded, or nothing."""
-        if not self.column or _texts(value_at(row, self.column)):
-            return ""
-        return f"column '{self.column}' holds no key that the reward 'json_valid' could look for."
+        return _lacks(row, self.column, "key that the reward 'json_valid'")
 
     def __call__(self, /, completions: Texts, **columns: Any) -> list[float]:
         """Return the rewards."""

@@ -196,7 +196,7 @@ def _load(name: str, further: Mapping[str, Callable[..., Any]], task: Any, secon
     if isfile(f"{name}.py"):
         name = f"{name}.py"
     names, head = list(dict.fromkeys([*BUILT_IN, *further])), name.partition(":")[0]
-    if not {".", ":"} & set(name) or (did_you_mean(head, BUILT_IN) and not isfile(head)):
+    if not {".", ":"} & set(name) or (head.isidentifier() and did_you_mean(head, BUILT_IN)):
         raise InputError(
             f"unknown reward '{name}'; choose one of: {', '.join(names)}, or write package.module.function or "
             f"file.py:function.{did_you_mean(head, names)}"
