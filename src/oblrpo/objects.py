@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from oblrpo.checksums import sum_of_texts
 from oblrpo.errors import InputError
 from oblrpo.settings import refuse_named
+from oblrpo.settings.shared import split_weight
 
 if TYPE_CHECKING:
     from oblrpo.tasks.sources import Rows
@@ -194,6 +195,6 @@ def _rewards(given: Any, weights: Any, functions: dict[str, Callable[..., Any]])
         return tuple(names)
     if not isinstance(weights, Iterable) or len(weights := list(weights)) != len(names):
         raise InputError(f"reward_weights is {weights!r}; give a list of {len(names)}, a number for each reward.")
-    if twice := [name for name in names if "@" in name]:
+    if twice := [name for name in names if split_weight(name)[0] != name]:
         raise InputError(f"reward {twice[0]!r} has a weight already; give all weights as reward_weights, or none.")
     return tuple(name if weight == 1 else f"{name}@{weight}" for name, weight in zip(names, weights, strict=True))

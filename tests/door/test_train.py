@@ -651,5 +651,5 @@ def test_rows_to_learn_from_first(tmp_path, train):
     assert "eval/accuracy_before_warm_start" in by_object.metrics[0]
     assert config_of(tmp_path / "run")[1].startswith("python:3 rows, sha256 ")
     with pytest.raises(InputError, match="no chat template"):
-        train(sft_data=rows, output=tmp_path / "c")
+        train(model=loaded(), sft_data=rows, output=tmp_path / "c")
     assert not (tmp_path / "c").exists()

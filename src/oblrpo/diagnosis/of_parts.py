@@ -59,7 +59,7 @@ def parts(run: Course) -> dict[str, Mean]:
     return means if len(means) > 1 else {}
 
 
-TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORECASE)
+TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math|exact|numeric|contains", re.IGNORECASE)
 
 
 def task_traded(run: Course) -> Reading | None:

@@ -76,7 +76,11 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "merges*", "*.model*", "*.tiktoken",
 def make_policy(config: PolicyConfig) -> Policy:
     """Return the policy that the config names: built with random weights, or loaded."""
     check_policy(config)
-    return load_policy(config.model, config) if config.model else _built(byte_tokenizer(), config)
+    if config.model:
+        return load_policy(config.model, config)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"  # a line each
+    return _built(tokenizer, config)
 
 
 def stand_in(config: PolicyConfig) -> Policy:

@@ -220,7 +220,7 @@ class PromptFormat:
         if isinstance(prompt, str) and self.is_text(prompt):
             return prompt
         if tokenizer.chat_template is None:
-            which, cure = "the prompts are messages", "use plain text"
+            which, cure = "the prompts are messages", "give an instruct model, or prompts that are text"
             if isinstance(prompt, str):
                 which, cure = "chat shows prompts as messages of a user", "leave out chat"
             raise InputError(f"{which}, but the model's tokenizer has no chat template; {cure}.")

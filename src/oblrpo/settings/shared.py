@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -102,10 +103,31 @@ class GradingConfig:
 
     rewards: tuple[str, ...] = ()
     """Rewards to sum, such as math length@-0.05, where the number after @ is a weight: task (a built-in task's
-    own), math, exact (same text), numeric (same last number), format (a closed \\boxed{}), length (words),
-    package.module.function or file.py:function. None: task; for a benchmark, math; for `data`, numeric; to
-    evaluate a checkpoint, those of its run."""
+    own), math, exact (same text), numeric (same last number), contains (the answer, or contains:TEXT), regex:PATTERN,
+    json_valid, length (words), format (a closed \\boxed{}), package.module.function or file.py:function. Options are
+    YAML, such as 'json_valid:{keys: [name, age]}@0.5' (docs/rewards.md). None: task; for a benchmark, math; for `data`,
+    numeric; to evaluate a checkpoint, those of its run."""
     on_reward_error: Literal["raise", "mask"] = "raise"
     """If a reward fails, hangs or returns no number: end the run (raise), or leave its completions out (mask)."""
     reward_seconds: Annotated[float, Range(0.001)] = 60.0
-    """Time limit for one call of your own reward on one batch, in seconds."""
+    """Time limit for one call of your own reward, or of regex, on one batch, in seconds."""
+
+
+def split_weight(text: str) -> tuple[str, float]:
+    r"""Return name and weight of `name` (weight 1) or `name@0.5`.
+
+    Where options follow a name, as in `regex:\S+@\S+`, an @ that no number follows is part of them.
+    """
+    name, sign, weight = text.rpartition("@")
+    if not sign:
+        return text, 1.0
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if math.isfinite(value):
+        return name, value
+    head, colon, _ = name.partition(":")
+    if colon and head.isidentifier():
+        return text, 1.0
+    raise InputError(f"reward '{text}': the weight after @ is {weight!r}; it must be a finite number.")

@@ -62,9 +62,9 @@ METRICS = (
     Metric("reward_min", "lowest reward", "reward", verl="critic/score/min", others="critic/rewards/min reward/min"),
     Metric("reward_max", "highest reward", "reward", verl="critic/score/max", others="critic/rewards/max reward/max"),
     Metric("reward_iqr", "interquartile range of all rewards: third minus first quartile", "reward"),
-    Metric("rewards/NAME/mean rewards/NAME/std", "for each [reward](data.md#rewards), without its weight: mean and "
+    Metric("rewards/NAME/mean rewards/NAME/std", "for each [reward](rewards.md), without its weight: mean and "
            "standard deviation (n - 1) over all completions of the step that it applies to. NAME is the function's "
-           "name, or the whole path if two have the same name", "reward", trl=TRL),
+           "name, with its path or options if two have the same name", "reward", trl=TRL),
     Metric("frac_reward_zero_std", "share of prompts with two rewards or more whose completions all earned the same; "
            "`null` with one completion a prompt", trl=TRL, others="zero_std_ratio frac_zero_std"),
     Metric("completions/mean_length", "tokens, the end token included", "tokens", trl=TRL, verl="response_length/mean",

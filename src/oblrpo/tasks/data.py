@@ -141,14 +141,23 @@ class DataTask:
         )
 
 
+Fault = Callable[[Mapping[str, Any], str, str], str]
+"""Of a row's columns, its answer and the name of that one's column: why a reward cannot grade it, or nothing."""
+
+
 def problems_of(
-    rows: Stream, prompt_column: str, answer_column: str, template: str, numbers: bool = False, compared: bool = True
+    rows: Stream,
+    prompt_column: str,
+    answer_column: str,
+    template: str,
+    faults: Sequence[Fault] = (),
+    compared: bool = True,
 ) -> list[Problem]:
     """Return a problem of each row; `answer_column` "": there is no answer.
 
     A prompt is text, put into the template, or messages, used as they are. The columns but `prompt` are for rewards, by
     their own names; `answer` is the answer where no column is called so. An answer that is `compared` must be text or a
-    number, and with `numbers` hold one; else it may be anything, or absent.
+    number; else it may be anything, or absent. A row in which one of `faults` finds one is refused.
     """
     check_template(template)
     problems: list[Problem] = []
@@ -163,11 +172,6 @@ def problems_of(
             answer = ""
             if answer_column and compared:
                 answer = text_of(row, answer_column, where, "answer_column", prompt_column)
-            if numbers and last_number(answer) is None:
-                raise InputError(
-                    f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; fix "
-                    "the row or use the reward 'exact'."
-                )
             if answer_column and not compared:
                 value = value_at(row, answer_column)
                 answer = "" if value is None else as_text(value)
@@ -175,6 +179,9 @@ def problems_of(
                     columns["answer"] = value
             elif answer_column and "answer" not in row:
                 columns["answer"] = answer
+            for fault in faults:
+                if why := fault(columns, answer, answer_column):
+                    raise InputError(f"{where}: {why}")
             prompt = value_at(row, prompt_column)
             if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
                 problems.append(Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row), answer, columns))

@@ -12,7 +12,7 @@ from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX, Objects, as_stable_json, plain_name
 from oblrpo.policy import Policy
-from oblrpo.rewards import NEED_ANSWER, Rewards, split_weight
+from oblrpo.rewards import Rewards, of_rows
 from oblrpo.runs import RunFolder
 from oblrpo.settings import TaskConfig, TrainConfig
 from oblrpo.step import Learner, Samples, StepResult
@@ -134,11 +134,10 @@ def name_of(data: Sequence[str]) -> str:
 
 
 def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:
-    rewards = {split_weight(name)[0] for name in task.rewards} or {"numeric"}
     template = task.prompt_template or PLACEHOLDER
     # A reward of the user's may do with any answer, or without one; what it needs it says itself.
-    compared = bool(rewards & NEED_ANSWER)
-    return problems_of(rows, task.prompt_column, task.answer_column, template, "numeric" in rewards, compared)
+    compared, faults = of_rows(task.rewards or ["numeric"])
+    return problems_of(rows, task.prompt_column, task.answer_column, template, faults, compared)
 
 
 def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], rewards: Rewards) -> dict[str, str]:
