@@ -26,6 +26,7 @@ from typing import Any
 from zlib import crc32
 
 import oblrpo
+import oblrpo.trainer.loop  # before the first run, whose CPU seconds are compared
 from oblrpo.diagnosis import diagnose
 from oblrpo.diagnosis.next_steps import NextStep, line_of
 from oblrpo.runs import RunFolder

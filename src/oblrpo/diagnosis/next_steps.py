@@ -197,7 +197,7 @@ def stop_earlier(run: Left) -> NextStep | None:
     if len(within := [row for row in run.measured if row["step"] >= step]) > 1:
         rise = within[-1]["eval/accuracy"] - within[0]["eval/accuracy"]
         margin = Z95 * math.hypot(within[0]["eval/accuracy_stderr"], within[-1]["eval/accuracy_stderr"])
-        if rise > margin:
+        if rise - margin > TOLERANCE * (within[-1]["eval/accuracy"] - run.measured[0]["eval/accuracy"]):
             return None
         heldout = f" and {rise:+.3f} ± {margin:.3f} of held-out accuracy"
     after, total = (math.fsum(map(seconds_of, rows)) for rows in (run.steps[run.flat.first + 1 :], run.rows))
@@ -394,12 +394,11 @@ def larger_batch(run: Left) -> NextStep | None:
         return prompts * math.fsum(row["signal2"] for row in part) / noise if noise > 0 else math.inf
 
     r, (rise, margin) = jackknife([[row] for row in known], ratio), line_of([row["reward"] for row in known])
-    if r.value <= 0 or not r.high <= NEARLY_NOISE or rise <= margin:
+    if r.low <= 0 or not r.high <= NEARLY_NOISE or rise <= margin:  # no signal, or no noise beside it
         return None
-    low = max(0.0, r.low)
-    steps, fewest, most = ((1 + MORE * each) / (MORE * (1 + each)) for each in (r.value, low, r.high))
+    steps, fewest, most = ((1 + MORE * each) / (MORE * (1 + each)) for each in (r.value, r.low, r.high))
     sentence = (
-        f"{prompts} prompts are {r.value:.2g} times ({low:.2g} to {r.high:.2g}) the critical batch, where noise equals "
+        f"{prompts} prompts are {r.value:.2g} times ({r.low:.2g} to {r.high:.2g}) the critical batch, where noise equals "
         f"signal. {MORE * prompts} come as far in {steps:.2g} times the steps ({fewest:.2g} to {most:.2g}), with "
         f"{MORE * steps:.2g} times the completions: faster where such a step takes less than {1 / steps:.2g} times as "
         "long."
