@@ -32,7 +32,7 @@ TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: help env demo smollm2 theory results docs gpu quick test test-newest attack audit test-trl env-trl test-verl env-verl test-vllm env-vllm test-wheel lint format constraints constraints-verl constraints-vllm clean
+.PHONY: help env demo smollm2 theory results docs gpu quick test test-newest attack audit test-trl env-trl test-verl env-verl test-vllm env-vllm test-wheel notebook lint format constraints constraints-verl constraints-vllm clean
 
 env: $(STAMP)
 
@@ -139,6 +139,10 @@ test-vllm: $(VLLM_STAMP)
 # verl takes six minutes to install: its extra is tried over the environment that is there.
 test-wheel: $(STAMP) $(VERL_STAMP)
 	$(BIN)/pytest -n 2 tests/wheel
+
+# Executes examples/quick_start.ipynb, and stores what its cells show: two minutes. A test says when it is due.
+notebook: $(STAMP)
+	$(BIN)/python -m lab.notebook
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

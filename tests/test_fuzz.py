@@ -25,8 +25,9 @@ from oblrpo.diagnosis import CONDITIONS, diagnose
 from oblrpo.errors import InputError
 from oblrpo.evaluation.evaluate import read_completions
 from oblrpo.policy import load_policy
-from oblrpo.policy.adapters import base_of
+from oblrpo.policy.files import base_of
 from oblrpo.report.export import export
+from oblrpo.rewards import of_rows
 from oblrpo.runs import RunFolder, read_rows
 from oblrpo.runs.state_files import STATE, TENSORS, load_state, save_state
 from oblrpo.settings import PolicyConfig, TrainConfig, flatten, read_yaml, with_settings
@@ -239,7 +240,7 @@ def test_rows_of_values():
         row = {rng.choice(names): rng.choice(values) for _ in range(3)}
         text = json.dumps(row)
         rows = [("f", json.loads(text))]
-        accepted(lambda rows=rows: problems_of(rows, "prompt", "answer", "{prompt}", True), text)
+        accepted(lambda rows=rows: problems_of(rows, "prompt", "answer", "{prompt}", of_rows(["numeric"])[1]), text)
 
 
 def test_metrics(tmp_path):

@@ -1,11 +1,12 @@
 """The memory meter against sums done by hand."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from oblrpo.memory import WORTH_IT, give_back, peak_bytes
+from oblrpo.memory import WORTH_IT, WithoutProducts, give_back, peak_bytes
 
 KIB = 1024
 
@@ -24,6 +25,30 @@ def test_a_known_sequence_of_allocations_and_frees():
         return kib(140)  # 140
 
     assert peak_bytes(function, "cpu") == 150 * KIB
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_that_are_not_computed_have_their_shapes_and_take_their_memory(bias):
+    layer = torch.nn.Linear(48, 32, bias=bias)
+    input_STC = torch.randn(2, 5, 48, requires_grad=True)
+
+    def function():
+        layer.weight.grad = input_STC.grad = None
+        out_STC = layer(input_STC)
+        (out_STC @ out_STC.mT).sum().backward()
+        return out_STC
+
+    peaks, found = [], []
+    for mode in (nullcontext, WithoutProducts):
+        with mode():
+            out_STC = function()
+            assert bool(out_STC.any()) == (mode is nullcontext)
+            found.append([(each.shape, each.dtype) for each in (out_STC, input_STC.grad, layer.weight.grad)])
+            layer.zero_grad(set_to_none=True)
+            peaks.append(peak_bytes(function, "cpu"))
+        layer.zero_grad(set_to_none=True)
+    assert found[0] == found[1]
+    assert peaks[0] == peaks[1]
 
 
 def test_the_last_allocation_may_be_the_peak():

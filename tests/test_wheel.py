@@ -42,6 +42,11 @@ def test_the_source_archive_holds_package_laboratory_tests_and_pages(built):
     assert not any(name.startswith(("runs/", "models/", ".venv")) for name in names)
 
 
+def test_the_version_is_a_released_one_only_where_nothing_has_changed_since():
+    unreleased = "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+    assert (".dev" in __version__) == unreleased
+
+
 def test_the_version_that_is_cited_is_this_one():
     cited = read_yaml_file(ROOT / "CITATION.cff")
     assert cited["version"] == __version__

@@ -61,6 +61,12 @@ def as_confined(row: Row) -> Row:
     return {"step_kl": 0.09, "step_kl_target": 0.1} | row
 
 
+def with_texts(row: Row) -> Row:
+    """A step with what is logged of texts and tokens."""
+    shares = {"same_ratio": 0.1, "commonest_ratio": 0.2, "commonest_token_ratio": 0.15}
+    return {f"completions/{key}": share for key, share in shares.items()} | row
+
+
 def with_ends(row: Row) -> Row:
     """A step of ours, with the lowest and the highest reward and their middle half."""
     beyond = row["reward_std"]

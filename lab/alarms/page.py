@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from lab.alarms.sick import table as of_sick_runs
+from lab.alarms.words import table as of_words
 from oblrpo.diagnosis import CONDITIONS
 from oblrpo.diagnosis.condition import Condition
 from oblrpo.diagnosis.watch import words_of
@@ -83,7 +84,7 @@ def measured() -> str:
         of = [row for row in runs if (row["trainer"], row["task"], row["algorithm"]) == kind]
         told = " | ".join(str(_sum(of, key)) for key in ("alarms", f"alarms_{EVERY}", "notes"))
         lines.append(f"| {' | '.join(kind)} | {len(of)} | {of[0]['steps']} | {told} |")
-    return "\n".join([*lines, "", of_sick_runs()])
+    return "\n".join([*lines, "", of_sick_runs(), of_words()])
 
 
 def _sum(rows: list[dict[str, str]], key: str) -> int:

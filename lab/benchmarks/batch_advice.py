@@ -1,12 +1,12 @@
-"""Is the advice about the batch size true? Progress that is known exactly, against what was promised.
+"""Is what is said about the batch size true? Progress that is known exactly, against what was promised.
 
     python -m lab.benchmarks.batch_advice [--worlds sparse graded] [--seeds 16] [--trained 0 100]
 
-The summary of a run says what twice the batch would buy: with N prompts over a critical batch of N* a step gains in
-proportion to N / (N + N*), "at the rate that the batch supports". The small policies of `lab.benchmarks.rate_rules`
+What `diagnosis.next_steps` says of a batch rests on theorem 4: with N prompts over a critical batch of N* a step gains
+in proportion to N / (N + N*), "at the rate that the batch supports". The small policies of `lab.benchmarks.rate_rules`
 know their expected reward exactly. Each is trained for a number of steps, the critical batch there is measured on
 65,536 prompts, and from that checkpoint batches of a half, once, twice and four times the critical one are tried:
-- `SGD, one step`: the advice's own case, a single step along the gradient;
+- `SGD, one step`: the theorem's own case, a single step along the gradient;
 - `AdamW, 20 steps`: what people do, from the optimizer's state at the checkpoint.
 Every batch size gets the rate that is best for it, of a grid of factors 1.5, in the mean over seeds. Printed are the
 mean progress of a step over that of the critical batch, with a 95 % interval, seed by seed, beside what was promised.

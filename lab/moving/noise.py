@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from lab.moving.place import Figures, Place, Trained, mean
+from oblrpo.rewards import Rewards
+from oblrpo.runs import RunFolder
 from oblrpo.runs.state_files import load_state
 from oblrpo.seeds import seed_of
 from oblrpo.trainer.setup import load_checkpoint, make_learner
+from oblrpo.trainer.task import task_of
 
 FAR = 3_000_000
 """Batches of frozen policies are those of steps from this one on, which no run reaches."""
@@ -70,14 +73,15 @@ def few_prompts(at: Place) -> Figures:
 
 def frozen(run: Trained, step: int, batches: int) -> float:
     """N SNR of the policy after a step: the mean signal over the mean noise of batches that nothing is learned from."""
-    trainer, folder = run.run._trainer, run.checkpoint(step)
-    policy = load_checkpoint(folder, trainer.config)
-    learner = make_learner(policy, trainer.rewards, trainer.config, rows=trainer.learner.rows)
+    config, objects, folder = RunFolder(run.run.output).saved_config(), run.run._objects, run.checkpoint(step)
+    task, policy = task_of(config, objects), load_checkpoint(folder, config)
+    rewards = Rewards(task, config.task.rewards, functions=objects.functions)
+    learner = make_learner(policy, rewards, config, rows=getattr(task, "rows", None))
     learner.load_state_dict(load_state(folder), str(folder))
-    P, taken = trainer.config.rollout.prompts_per_step, []
+    P, taken = config.rollout.prompts_per_step, []
     for number in range(batches):
-        torch.manual_seed(seed_of(trainer.config.run.seed, FAR + number))
-        samples = learner.sample(trainer.task.train_batch(FAR + number, P))
+        torch.manual_seed(seed_of(config.run.seed, FAR + number))
+        samples = learner.sample(task.train_batch(FAR + number, P))
         batch, past = learner.batch(samples), learner.baseline
         weight_PG = past.by_proxy(samples.features).view_as(batch.rewards_PG)
         baseline_PG = past.begin().of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, weight_PG)

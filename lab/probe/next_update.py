@@ -17,8 +17,8 @@ from oblrpo.runs import RunFolder
 from oblrpo.runs.state_files import load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
+from oblrpo.step import Learner
 from oblrpo.tasks import Task
-from oblrpo.trainer import Learner
 from oblrpo.trainer.setup import load_checkpoint, make_learner, sampler_of, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
 

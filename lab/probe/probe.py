@@ -19,7 +19,8 @@ from oblrpo.policy import Policy, load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.seeds import seed_of
 from oblrpo.settings import RolloutConfig, TrainConfig
-from oblrpo.trainer.setup import check, set_threads
+from oblrpo.trainer.check import check
+from oblrpo.trainer.setup import set_threads
 from oblrpo.trainer.task import task_of
 
 Note = Callable[[str], None]

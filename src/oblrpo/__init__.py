@@ -3,13 +3,15 @@
     import oblrpo
 
     run = oblrpo.train("demo", output="runs/demo")          # a recipe, or model=, data=, reward= of your own
-    run.metrics[-1]["reward"], run.metrics[-1]["n_snr"]     # a list of dicts, one a step
+    print(run); run = oblrpo.load("runs/demo")              # what it says now; the same run in another program
+    run.metrics[-1]["reward"], run.plot("reward", "n_snr")  # a dict a step; axes of matplotlib
     run.evaluate(), run.export()                            # held-out accuracy; a folder to share
     print(oblrpo.diagnose("runs/demo"))                     # what is wrong with a run, ours, TRL's or verl's
 
 To train
     train       train a policy, with the settings of `oblrpo train`; returns a Run
-    Run         a finished run: metrics, policy, report, evaluate(), export()
+    load        a run that is there already, by its folder
+    Run         a run: metrics, plot(), samples(), policy, evaluate(), export(), diagnose(), report
     evaluate    avg@k and pass@k of any model, with intervals
     diagnose    what is wrong with a run, since when, and what to do
     InputError  what the user can fix, in one sentence
@@ -28,11 +30,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 if TYPE_CHECKING:  # there is no __all__, with which `help(oblrpo)` would print every class in full
     from oblrpo.api import Run as Run
     from oblrpo.api import evaluate as evaluate
+    from oblrpo.api import load as load
     from oblrpo.api import train as train
     from oblrpo.diagnosis import diagnose as diagnose
     from oblrpo.errors import InputError as InputError
@@ -43,7 +46,7 @@ if TYPE_CHECKING:  # there is no __all__, with which `help(oblrpo)` would print 
     from oblrpo.scores import ScoreTape as ScoreTape
 
 _PLACES = {
-    **dict.fromkeys(("Run", "evaluate", "train"), "oblrpo.api"),
+    **dict.fromkeys(("Run", "evaluate", "load", "train"), "oblrpo.api"),
     **{"diagnose": "oblrpo.diagnosis", "InputError": "oblrpo.errors", "ScoreTape": "oblrpo.scores"},
     **dict.fromkeys(("BASELINES", "SNRSchedule", "baseline", "ledger"), "oblrpo.estimators"),
 }

@@ -7,16 +7,24 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from oblrpo.commands import check_evaluation, check_settings, evaluate_rows, run_training, saved_settings, summary_of
-from oblrpo.errors import InputError, check_current_folder
+from oblrpo.commands import (
+    check_evaluation,
+    check_kept,
+    check_settings,
+    evaluate_rows,
+    run_training,
+    summary_of,
+)
+from oblrpo.errors import InputError, check_current_folder, check_folder
 from oblrpo.objects import Objects, split_objects
-from oblrpo.runs import checkpoint_of, run_of
+from oblrpo.runs import HELD_OUT, RunFolder, checkpoint_of, run_of
 from oblrpo.settings import (
     RewardsConfig,
     SamplingConfig,
@@ -32,31 +40,87 @@ from oblrpo.settings.typed import settings_of
 from oblrpo.streams import PLAIN
 
 if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
     from typing_extensions import Unpack
 
+    from oblrpo.diagnosis import Diagnosis
+    from oblrpo.policy import Policy
+    from oblrpo.report.record import RunRecord
     from oblrpo.settings.keywords import EvaluateKeywords, TrainKeywords
-    from oblrpo.trainer.loop import Trainer
 
 
 class Run:
-    """A run that `oblrpo.train` has finished: its metrics, its policy, its page, and what it left on the disk.
+    """A run in its folder, finished or not: what `oblrpo.train` returns, and `oblrpo.load` at any later time.
 
-    Example: `pandas.DataFrame(run.metrics).plot(x="step", y=["reward", "n_snr"])`.
+    `print(run)` shows its figures, and what the policy said to the same prompts before and after; a notebook shows its
+    curve, too. All of it is read from the folder when it is asked for, and the policy alone needs torch.
     """
 
-    def __init__(self, trainer: Trainer, report: Path) -> None:
-        self._trainer = trainer
-        self.output = trainer.folder.path
+    def __init__(self, output: Path, policy: Policy | None = None, objects: Objects | None = None) -> None:
+        self.output = output
         """Folder of everything that the run left behind."""
-        self.report = report
-        """File of the run's page, HTML."""
-        self.policy = trainer.policy
-        """The trained policy, with its `model` and `tokenizer`."""
+        self._policy, self._objects = policy, objects or Objects()
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One dict a step; step 0 holds the held-out accuracy before training alone."""
-        return self._trainer.folder.read_metrics()
+        """One dict a step, as `metrics.jsonl` has them; step 0 holds the held-out accuracy before training alone."""
+        return RunFolder(self.output).read_metrics()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the metrics as a table of pandas, a row a step; its index is the step.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        if find_spec("pandas") is None:
+            raise InputError("a table needs pandas; install it with: pip install pandas, or take run.metrics, a list.")
+        import pandas
+
+        return pandas.DataFrame(self.metrics or {"step": []}).set_index("step")
+
+    def plot(self, *metrics: str, ax: Axes | None = None) -> Axes:
+        """Draw metrics over the steps, on new axes or on `ax`, and return the axes of matplotlib.
+
+        Without names it is reward and held-out accuracy. What is noisy is drawn as on the run's page: a moving average,
+        the steps as dots. A band is a 95 % interval, where a metric has one. On `ax`, lines are named after their run:
+        `second.plot("reward", ax=first.plot("reward"))`.
+
+        Raises:
+            InputError: the run has no figures of such a metric.
+        """
+        from oblrpo.report.notebook import plot
+
+        return plot(self._record(), metrics, ax)
+
+    def samples(self, step: int | None = None, held_out: bool = False) -> list[dict[str, Any]]:
+        """Return the completions of a step, by default the newest, a dict each: prompt, completion, reward, and so on.
+
+        They are those that the step learned from, with baseline and advantage; with `held_out` those of held-out
+        prompts, which are the same prompts in every step that measured the held-out accuracy.
+
+        Raises:
+            InputError: there are none, or none of that step.
+        """
+        folder, of = RunFolder(self.output), HELD_OUT if held_out else ""
+        steps = folder.completion_steps(of)
+        if step in {None, *steps} and steps:
+            return folder.read_completions(steps[-1] if step is None else step, of)
+        what = "completions of held-out prompts" if held_out else "completions"
+        newest = f"; the newest are of step {steps[-1]}" if steps else ""
+        raise InputError(f"{self.output} has no {what}{'' if step is None else f' of step {step}'}{newest}.")
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, with its `model` and `tokenizer`: as training left it, or that of the newest checkpoint."""
+        if self._policy is None:
+            from oblrpo.policy import load_policy
+
+            name = checkpoint_of(str(self.output))
+            config = as_in_run(RunFolder(self.output).saved_config())[0].policy(name)
+            with _left_as_it_was(config.device):
+                self._policy = load_policy(name, config, train=False)
+        return self._policy
 
     def evaluate(
         self,
@@ -71,14 +135,19 @@ class Run:
         """Return the figures of the policy as it is now, as `oblrpo.evaluate` does for a checkpoint of the run.
 
         Its arguments are those of `oblrpo.evaluate`; what is not given is the run's: its held-out problems, rewards and
-        settings.
+        settings. A loaded run has kept its held-out rows, but no reward function: give that again. Its newest
+        checkpoint is then loaded for each call, unless `policy` has been asked for.
         """
-        policy, own = self.policy, self._trainer.objects
+        policy, own = self._policy, self._objects
+        if policy is None:
+            return evaluate(
+                self.output, data, reward, reward_weights=reward_weights, k=k, progress=progress, **settings
+            )
         words, objects = split_objects(
             policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings)
         )
         objects = replace(objects, rows={**own.rows, **objects.rows}, functions={**own.functions, **objects.functions})
-        return _evaluate(words, settings, objects, self._trainer.config, k, progress)
+        return _evaluate(words, settings, objects, RunFolder(self.output).saved_config(), k, progress)
 
     def export(
         self, output: str | os.PathLike[str] | None = None, *, step: int | None = None, merge: bool = False
@@ -92,14 +161,83 @@ class Run:
 
         return export(self.output, None if output is None else Path(output), step, merge)
 
+    def diagnose(self) -> Diagnosis:
+        """Return what is wrong with the run, as `oblrpo.diagnose` does; `print` shows it in words."""
+        from oblrpo.diagnosis import diagnose
+
+        return diagnose(self)
+
+    @property
+    def report(self) -> Path:
+        """File of the run's page, HTML; it is written anew where the run has gone on since."""
+        from oblrpo.report.page import write_report
+
+        page, written = self.output / "report.html", RunFolder(self.output).metrics_file
+        is_new = page.is_file() and written.is_file() and page.stat().st_mtime_ns >= written.stat().st_mtime_ns
+        return page if is_new else write_report(self.output)
+
+    def _record(self) -> RunRecord:
+        from oblrpo.report.record import read_run
+
+        if record := read_run(self.output):
+            return record
+        raise InputError(f"{self.output} has not finished a step yet; try again later, or see its failure.txt.")
+
     def __repr__(self) -> str:
-        rows = self.metrics
-        figures = {
-            "reward": [row["reward"] for row in rows if row.get("reward") is not None],
-            "held-out accuracy": [row["eval/accuracy"] for row in rows if row.get("eval/accuracy") is not None],
-        }
-        words = [f"{name} {values[0]:.3f} -> {values[-1]:.3f}" for name, values in figures.items() if values]
-        return f"Run({', '.join([f'{str(self.output)!r}', f'{self._trainer.done} steps', *words])})"
+        from oblrpo.report.notebook import as_text
+
+        return as_text(self.output)
+
+    def _repr_html_(self) -> str:
+        from oblrpo.report.notebook import as_html
+
+        return as_html(self.output)
+
+
+def load(run: str | os.PathLike[str]) -> Run:
+    """Return the run in a folder, as `oblrpo.train` has returned it: finished, stopped, failed or still training.
+
+    What it learned from is not loaded: rows and reward functions of a Python program stay with that program. The run
+    has kept its held-out rows: `load("runs/mine").evaluate(reward=f)`.
+
+    Args:
+        run: the folder of a run of `oblrpo train` or `oblrpo.train`, its `output`.
+
+    Raises:
+        InputError: the folder holds no such run.
+
+    Examples:
+        >>> rows = [{"prompt": f"Word {number}: "} for number in range(100)]
+        >>> def vowels(completions, **columns):
+        ...     return [float("a" in text) for text in completions]
+        >>> small = {"prompts_per_step": 8, "max_completion_length": 4, "eval_prompts": 4, "progress": False}
+        >>> _ = train(data=rows, reward=vowels, steps=1, output="runs/loaded", **small)
+        >>> run = load("runs/loaded")
+        >>> len(run.metrics), len(run.samples()), run.evaluate(reward=vowels, progress=False)["problems"]
+        (2, 32, 4)
+    """
+    if not isinstance(run, (str, os.PathLike)):
+        raise InputError(f"run is a {type(run).__name__}; give the folder of a run, such as 'runs/mine'.")
+    path = Path(os.path.abspath(run))
+    check_folder(path)
+    folder = RunFolder(path)
+    if not folder.config_file.is_file():
+        raise InputError(f"{path} holds no run of oblrpo train (no config.yaml){_instead(path)}.")
+    folder.saved_config()
+    return Run(path)
+
+
+def _instead(path: Path) -> str:
+    """What to do with a folder that holds no run, as the end of a sentence."""
+    for above in (path.parent.parent, path.parent):
+        if (above / "config.yaml").is_file():
+            return f"; it is a part of the run {above}, which is to be loaded"
+    if any(path.glob("config.json")) or any(path.glob("adapter_config.json")):
+        return "; it holds a model, which oblrpo.evaluate takes"
+    if any(path.glob("trainer_state.json")) or any(path.glob("*/trainer_state.json")):
+        return "; oblrpo.diagnose and `oblrpo report` read what TRL has left there"
+    runs = [each.parent.name for each in sorted(path.glob("*/config.yaml"))]
+    return f"; it has runs in it: {', '.join(runs[:5])}{', ...' * (len(runs) > 5)}" if runs else ""
 
 
 def train(
@@ -141,7 +279,7 @@ def train(
             not set give way to the data; the first lines of the run say so.
 
     Returns:
-        The finished run.
+        The finished run, which `oblrpo.load` returns later.
 
     Raises:
         InputError: what the user can fix, in one sentence, as on the command line.
@@ -164,7 +302,7 @@ def train(
     if accept_changed and not resume:
         raise InputError("accept_changed has no effect without resume; remove it.")
     base = load_recipe(recipe, TrainConfig()) if recipe else TrainConfig()
-    start = saved_settings(str(given.get("output", base.run.output))) if resume else base
+    start = RunFolder(Path(str(given.get("output", base.run.output)))).saved_config() if resume else base
     config = with_settings(start, given, "oblrpo.train")
     if objects.model is not None:
         # What the settings say of loading does not hold of a model that is loaded.
@@ -181,10 +319,10 @@ def train(
         trainer = Trainer(config, resume, objects, accept_changed)
         for note in objects.notes():
             console.print(note, highlight=False)
-        report = run_training(trainer, Progress(console))
+        run_training(trainer, Progress(console))
     end = summary_of(trainer, console.width).encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(end), highlight=False)
-    return Run(trainer, report)
+    return Run(trainer.folder.path, trainer.policy, trainer.objects)
 
 
 def evaluate(
@@ -207,7 +345,8 @@ def evaluate(
         model: a folder or hub name, a run (its newest checkpoint is taken) or a checkpoint, or a loaded model;
             `(model, tokenizer)` is understood too.
         data: rows, or names of files or of a data set on the hub; None for the held-out problems of the run.
-        reward: a function as of `oblrpo.train`, a name, or a list of both; None for the run's, or else `numeric`.
+        reward: a function as of `oblrpo.train`, a name, or a list of both; None for the run's, or else `numeric`. A
+            function of Python that a run learned from is not kept: give it again.
         tokenizer: the tokenizer of a loaded model.
         reward_weights: a number for each reward, as of `oblrpo.train`.
         k: size or sizes for pass@k; none for 1, 2, 4, ... and all completions of a problem.
@@ -229,11 +368,16 @@ def evaluate(
         >>> evaluate(policy.model, rows, "numeric", tokenizer=policy.tokenizer, **few)["avg@k"]["k"]
         2
     """
+    if isinstance(model, Run):
+        return model.evaluate(data, reward, reward_weights=reward_weights, k=k, progress=progress, **settings)
     words, objects = split_objects(model, tokenizer, data, **_rewards(reward, reward_weights, settings))
     if "model" not in words:
         raise InputError("there is no model to evaluate; give a folder, a hub name, or a loaded model.")
     words["model"] = checkpoint_of(words["model"])
-    return _evaluate(words, settings, objects, run_of(words["model"]), k, progress)
+    run = run_of(words["model"])
+    if run:
+        check_kept(run, words.get("data", ()), words.get("rewards", run.task.rewards), objects)
+    return _evaluate(words, settings, objects, run, k, progress)
 
 
 def _evaluate(
@@ -252,7 +396,7 @@ def _evaluate(
         if name not in names:
             raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, {*names, 'data', 'model'})}")
     objects.refuse_no_effect(given)
-    check_evaluation({name: name for name in given}, given.get("data", ()), run)
+    check_evaluation({name: name for name in given}, words["model"], given.get("data", ()), run)
     sampling = with_fields(sampling, given, "oblrpo.evaluate")
     grading = with_fields(grading, given, "oblrpo.evaluate")
     ks = [k] if isinstance(k, int) else list(k)

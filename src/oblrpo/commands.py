@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, nearby
 from oblrpo.objects import PREFIX, Objects
+from oblrpo.policy.files import base_of, check_is_there
 from oblrpo.regular_files import regular
 from oblrpo.runs import RunFolder
 from oblrpo.settings import (
@@ -18,11 +19,11 @@ from oblrpo.settings import (
     SamplingConfig,
     TaskConfig,
     TrainConfig,
+    flatten,
     recipe_settings,
     refuse_named,
     refuse_no_effect,
     with_fields,
-    with_settings,
 )
 
 if TYPE_CHECKING:
@@ -35,14 +36,9 @@ if TYPE_CHECKING:
 NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a run has held-out problems of its own."
 
 
-def saved_settings(output: str) -> TrainConfig:
-    """The settings of the run in a folder, which a resumed run has where nothing else is given."""
-    return with_settings(RunFolder(Path(output)).saved_config(), {"output": output}, "output")
-
-
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
     """Refuse what cannot work, and settings without effect: `given`, as they are written there, or the recipe's."""
-    from oblrpo.trainer.setup import check
+    from oblrpo.trainer.check import check
 
     check(config)
     of_recipe = recipe_settings(base.recipe) if base.recipe else {}
@@ -69,12 +65,15 @@ def run_training(trainer: Trainer, progress: Progress) -> Path:
 
 def summary_of(trainer: Trainer, width: int) -> str:
     """Return what a console of so many columns shows of a run at its end."""
+    from oblrpo.diagnosis.next_steps import Left, next_steps
     from oblrpo.report.console import summary
     from oblrpo.report.record import before_and_after
 
-    folder, rows, facts = trainer.folder, trainer.folder.read_metrics(), trainer.monitors.watch.facts
+    folder, rows, watch = trainer.folder, trainer.folder.read_metrics(), trainer.monitors.watch
     pairs = before_and_after(folder, [row for row in rows if row.get("eval/accuracy") is not None], most=3)
-    return summary(rows, trainer.config.run.output, facts, folder.best_step(trainer.accuracy), pairs, width)
+    do_next = next_steps(watch, Left(rows, flatten(trainer.config), folder))
+    best = folder.best_step(trainer.accuracy)
+    return summary(rows, trainer.config.run.output, watch.facts, best, pairs, do_next, width)
 
 
 def check_files(*sources: Sequence[str]) -> None:
@@ -92,9 +91,17 @@ def check_files(*sources: Sequence[str]) -> None:
 
 
 def check_evaluation(
-    given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
+    given: Mapping[str, str], model: str, data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
-    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would ignore."""
+    """Refuse a model that is not there, no problems, and settings (`given`, as they are written) without effect."""
+    if model and not model.startswith(PREFIX):
+        check_is_there(base_of(model) or model)
+        if not (data or run or benchmark or Path(model).exists()):
+            meant = f" Did you mean 'runs/{model}'?" if Path("runs", model).exists() else nearby(Path(model))
+            raise InputError(
+                f"{model!r} is no file or folder here; a run is named by its folder, as runs/mine, and a model on the "
+                f"hub needs data or a benchmark to be evaluated on.{meant}"
+            )
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
     check_files(data)
@@ -107,6 +114,12 @@ def check_evaluation(
         if not data:
             why["the problems are the held-out ones of the run"] = of_rows
     refuse_named(given, why)
+
+
+def check_kept(run: TrainConfig, data: Sequence[str], rewards: Sequence[str], objects: Objects) -> None:
+    """Refuse an evaluation by or on objects that are gone, before a policy loads; a run keeps its held-out rows."""
+    kept = RunFolder(Path(run.run.output)).heldout_rows.is_file()
+    objects.check(data=data or (() if kept else (*run.task.data, *run.task.eval_data)), rewards=rewards)
 
 
 def evaluate_rows(
@@ -125,7 +138,7 @@ def evaluate_rows(
     from oblrpo.rewards import Rewards
     from oblrpo.rollout import make_sampler
     from oblrpo.tasks import DataTask
-    from oblrpo.trainer.task import data_problems, drop_long_prompts, name_of, task_of
+    from oblrpo.trainer.task import data_problems, drop_long_prompts, name_of, task_of, with_kept_rows
 
     objects = objects or Objects()
     task: Task
@@ -140,7 +153,7 @@ def evaluate_rows(
     elif run is not None and policy is not None:
         saved = SavedCompletions(folder, "heldout")
         run = replace(run, task=replace(run.task, rewards=grading.rewards, prompt_template=sampling.prompt_template))
-        task = task_of(run, objects)
+        task = task_of(with_kept_rows(run, objects), objects)
         drop_long_prompts(task, policy, run.task.max_prompt_length)
         problems = task.heldout(run.run.eval_prompts)
     else:

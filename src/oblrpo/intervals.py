@@ -1,9 +1,13 @@
 """Means with intervals by Student's t, and moving averages; the standard library only."""
 
 import math
+import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 Z95 = 1.959963984540054
 """Half-width of a 95 % interval of a normally distributed quantity, in standard errors."""
@@ -87,6 +91,26 @@ def mean(values: Sequence[float]) -> Mean:
     n, mean_of_all = len(values), math.fsum(values) / len(values)
     margin = student_t(n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else None
     return Mean(mean_of_all, margin, n)
+
+
+def jackknife(blocks: Sequence[Sequence[T]], statistic: Callable[[Sequence[T]], float], groups: int = 20) -> Mean:
+    """A statistic of all values with its 95 % interval, from independent blocks of values.
+
+    With m groups of blocks and s_i the statistic without group i, its variance is (m - 1) / m sum_i (s_i - mean s)^2.
+    There are at most `groups` of them, of blocks drawn with one seed, so that no order of the blocks shows.
+    """
+    m, order = min(groups, len(blocks)), list(range(len(blocks)))
+    random.Random(0).shuffle(order)
+    without = [
+        statistic([value for place, block in zip(order, blocks, strict=True) if place % m != group for value in block])
+        for group in range(m)
+    ]
+    whole = statistic([value for block in blocks for value in block])
+    if m < 2:
+        return Mean(whole, None, m)
+    middle = math.fsum(without) / m
+    error = math.sqrt((m - 1) / m * math.fsum((value - middle) ** 2 for value in without))
+    return Mean(whole, student_t(m - 1) * error, m)
 
 
 def around(n: int, window: int) -> Iterator[slice]:

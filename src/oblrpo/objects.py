@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from oblrpo.checksums import sum_of_texts
 from oblrpo.errors import InputError
 from oblrpo.settings import refuse_named
+from oblrpo.settings.shared import split_weight
 
 if TYPE_CHECKING:
     from oblrpo.tasks.sources import Rows
@@ -48,9 +49,11 @@ class Objects:
         for setting, words in (("model", [model]), ("data", data), ("rewards", rewards), ("sft_data", sft_data)):
             for word in words:
                 if word.startswith(PREFIX) and not {word, word.split("@")[0]} & present:
+                    again = "reward" if setting == "rewards" else setting
                     raise InputError(
-                        f"{setting} is {word!r}, an object of the Python program that started the run; give it there "
-                        "(oblrpo.train(..., resume=True) resumes the run), or name another."
+                        f"{setting} is {word!r}, an object of the Python program that started the run, which is not "
+                        f"kept; give it again from Python ({again}=... of oblrpo.evaluate, or of "
+                        "oblrpo.train(..., resume=True)), or name another."
                     )
 
     def refuse_no_effect(self, given: Mapping[str, Any]) -> None:
@@ -122,7 +125,7 @@ def rows_of(given: Any, name: str) -> Rows:
     """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings."""
     if isinstance(given, Mapping):
         example = next(iter(given), "train")
-        raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
+        raise InputError(f"{name} holds several named parts; give one of them, such as {name}={name}[{example!r}].")
     if hasattr(given, "iterrows"):  # a table of pandas
         given = given.to_dict("records")
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:  # an array without a length
@@ -131,7 +134,7 @@ def rows_of(given: Any, name: str) -> Rows:
     for index, row in enumerate(given):
         if index == most:
             raise InputError(
-                f"{name} has more than {most:,} rows, maybe without end; give as many as the run needs, "
+                f"{name} has more than {most:,} rows, and may be endless; give as many as the run needs, "
                 f"such as list(itertools.islice({name}, 10_000))."
             )
         row = row.to_dict() if hasattr(row, "to_dict") else row  # of pandas
@@ -192,6 +195,6 @@ def _rewards(given: Any, weights: Any, functions: dict[str, Callable[..., Any]])
         return tuple(names)
     if not isinstance(weights, Iterable) or len(weights := list(weights)) != len(names):
         raise InputError(f"reward_weights is {weights!r}; give a list of {len(names)}, a number for each reward.")
-    if twice := [name for name in names if "@" in name]:
-        raise InputError(f"reward {twice[0]!r} has a weight already; give all of them as reward_weights, or none.")
+    if twice := [name for name in names if split_weight(name)[0] != name]:
+        raise InputError(f"reward {twice[0]!r} has a weight already; give all weights as reward_weights, or none.")
     return tuple(name if weight == 1 else f"{name}@{weight}" for name, weight in zip(names, weights, strict=True))

@@ -110,7 +110,7 @@ def test_four_bits_are_trained_on_saved_and_merged(small_run, oblrpo, tmp_path, 
         model.save_pretrained(base := tmp_path / "stored")
     tokenizer.save_pretrained(base)
     if stored:
-        complained(small_run(model=base), "the model is quantised, so that its weights cannot be trained; add adapters")
+        complained(small_run(model=base), "the model is quantised, so its weights cannot be trained; add adapters")
     flags = () if stored else ("--load-in-4bit",)
     code, _, err = small_run(*flags, model=base, lora={"r": 2}, steps=3, eval_steps=0)
     assert code == 0, err

@@ -89,7 +89,7 @@ def test_more_steps_lay_out_the_course_of_the_rate_anew(small_run, oblrpo, tmp_p
     assert small_run(**settings, steps=2)[0] == 0
     code, said, _ = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 6)
     assert code == 0
-    assert "from here on the rate is that of its course over all steps: steps (was 2, now 6)" in " ".join(said.split())
+    assert "from here on the rate follows its schedule over all steps: steps (was 2, now 6)" in " ".join(said.split())
     rates = [row["learning_rate"] for row in metrics_of(tmp_path / "run")[3:]]
     assert small_run(**settings, steps=6, output=tmp_path / "whole")[0] == 0
     assert rates == [row["learning_rate"] for row in metrics_of(tmp_path / "whole")[3:]]
@@ -97,7 +97,7 @@ def test_more_steps_lay_out_the_course_of_the_rate_anew(small_run, oblrpo, tmp_p
 
 def test_one_of_several_processes_is_refused(small_run, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    complained(small_run(), "is one process, and this is one of 2 (WORLD_SIZE", "OBLRPOTrainer")
+    complained(small_run(), "runs in one process, and this is one of 2 (WORLD_SIZE", "OBLRPOTrainer")
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert small_run(steps=0)[0] == 0
@@ -135,7 +135,7 @@ def test_files_that_are_no_text_or_no_rows(run, oblrpo, tmp_path):
     metrics.write_text("garbage\n" + kept)
     complained(oblrpo("report", run), "metrics.jsonl line 1 is damaged")
     metrics.write_text(kept)
-    complained(oblrpo("train", "--resume", "--output", run, "--steps", 1), "is at step 4 already")
+    complained(oblrpo("train", "--resume", "--output", run, "--steps", 1), "is at step 4; --steps must be at")
     assert "steps: 4\n" in (run / "config.yaml").read_text()
     (run / "checkpoints" / "step_4" / "oblrpo_state.json").write_text("[]")
     write_sums(run / "checkpoints" / "step_4")

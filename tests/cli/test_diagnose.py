@@ -76,7 +76,7 @@ def test_a_look_at_rewards_that_agree_says_so(small_run, oblrpo, tmp_path):
     assert small_run(steps=1, eval_steps=0, ledger_steps=0, warm_start_steps=0)[0] == 0
     code, out, err = oblrpo("diagnose", tmp_path / "run", "--look")
     assert code == 0, err
-    assert "all rewards agree, so that there is no gradient to compare" in out
+    assert "all rewards agree, so there is no gradient to compare" in out
     assert "N SNR 0 (0 to 0)" in out
     found = json.loads(oblrpo("diagnose", tmp_path / "run", "--look", "--json")[1], parse_constant=pytest.fail)
     assert found["look"]["critical_batch_size"] is None
@@ -87,4 +87,4 @@ def test_a_look_under_a_loss_that_weighs_lengths(small_run, dense_reward, oblrpo
     assert small_run(steps=1, eval_steps=0, ledger_steps=0, algorithm="grpo")[0] == 0
     code, out, err = oblrpo("diagnose", tmp_path / "run", "--look", "--prompts", 8)
     assert code == 0, err
-    assert "its source is not known under this loss weighting" in out
+    assert "its source is unknown with this loss weighting" in out

@@ -70,7 +70,7 @@ def test_mistakes(oblrpo, files, tmp_path):
     complained(with_lines('{"index": true, "completion": ""}'), "line 1", "'index'")
     complained(with_lines('{"index": 0}'), "line 1", "'completion' must be text")
     twice = '{"index": 0, "sample": 3, "completion": "x"}'
-    complained(with_lines(twice, twice), "line 2: index 0, sample 3 was in line 1 already")
+    complained(with_lines(twice, twice), "line 2: index 0, sample 3 is already in line 1")
     completions.write_text("\n".join(kept))
     complained(call(oblrpo, files, "--k", "5"), "k is 5", "from 1 to 4")
     complained(call(oblrpo, files, "--temperature", "0.5"), "remove --temperature")

@@ -150,7 +150,7 @@ def test_other_weights_under_the_same_name_are_another_evaluation(ask, model):
     with torch.no_grad():
         changed.model.norm.weight += 0.01
     changed.save_pretrained(model, max_shard_size="20KB")
-    complained(ask(), "drawn with other settings: weights (was")
+    complained(ask(), "sampled with other settings: weights (was")
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks transformers for it
@@ -160,7 +160,7 @@ def test_adapters_are_no_other_adapters_of_the_same_model(ask, model, tmp_path):
         torch.manual_seed(seed)
         make_policy(PolicyConfig(model=str(model), lora={"r": 1}, device="cpu")).save(tmp_path / name)
     assert ask(model=tmp_path / "one")[0] == 0
-    complained(ask(model=tmp_path / "two"), "drawn with other settings: model (was", "one', now", "weights (was")
+    complained(ask(model=tmp_path / "two"), "sampled with other settings: model (was", "one', now", "weights (was")
 
 
 def test_other_questions_are_not_graded(ask, tmp_path):
@@ -170,8 +170,8 @@ def test_other_questions_are_not_graded(ask, tmp_path):
     assert json.loads(out)["results"][0]["problems"] == 3
     data = tmp_path / "data.jsonl"
     data.write_text(data.read_text().replace("2+1", "2+2"))
-    complained(ask("--regrade", model=None), "answers other questions than the data holds")
-    complained(ask("--limit", 3), "drawn with other settings: questions (was")
+    complained(ask("--regrade", model=None), "answers other questions than those of the data")
+    complained(ask("--limit", 3), "sampled with other settings: questions (was")
 
 
 def test_greedy_completions_are_all_alike_and_other_seeds_differ(ask, tmp_path):
@@ -217,7 +217,7 @@ def test_models_and_checkpoints_are_kept_apart(oblrpo, tmp_path, model, monkeypa
 
 def test_mistakes_about_what_is_there(ask, tmp_path):
     assert ask()[0] == 0
-    complained(ask("--temperature", "0.5"), "drawn with other settings", "temperature (was 1.0, now 0.5)")
+    complained(ask("--temperature", "0.5"), "sampled with other settings", "temperature (was 1.0, now 0.5)")
     complained(ask("--regrade", model=None, output="none"), "holds no completions to grade")
     (tmp_path / "out" / "gsm8k.settings.json").unlink()
     complained(ask("--regrade", model=None), "gsm8k.settings.json cannot be read")

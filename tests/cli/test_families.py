@@ -85,6 +85,6 @@ def test_rows_beyond_the_length_at_which_rotary_frequencies_change_are_refused_b
     Phi3ForCausalLM(config).save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
     result = small_run(model=tmp_path / "model", max_completion_length=40, steps=1)
-    complained(result, "where one has more than 48, the model reads it and all beside it", "at most 48 together")
+    complained(result, "if one has more than 48, the model uses other rotary frequencies", "together to 48 tokens")
     code, _, err = small_run(model=tmp_path / "model", max_completion_length=16, steps=1)
     assert code == 0, err

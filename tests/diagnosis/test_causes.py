@@ -199,7 +199,7 @@ def test_a_loss_of_0_is_explained_where_a_gradient_is_there():
         return [note.name for note in diagnose(rows_of_run(40, **values)).notes]
 
     said = str(diagnose(rows_of_run(40, loss=0.0)))
-    assert "The loss is 0 in every step, though there is a gradient: it is no measure of progress." in said
+    assert "The loss is 0 in every step, though there is a gradient: it does not measure progress." in said
     assert notes(loss=-0.0) == ["loss of zero"]
     assert notes(loss=0.01) == notes(loss=1e-4) == notes(loss=0.0, grad_norm=0.0) == []
     rows = [{key: row[key] for key in ("loss", "reward", "reward_std")} for row in rows_of_run(5, loss=0.0)]
@@ -366,7 +366,7 @@ def test_prompts_of_which_some_differ_are_not_said_to_agree():
     ]
     (finding,) = diagnose(rows).findings
     assert finding.sentence == (
-        "For 30 steps there was no gradient: all completions of 81% of the prompts got the same reward."
+        "For 50 steps there was no gradient: all completions of 81% of the prompts got the same reward."
     )
 
 

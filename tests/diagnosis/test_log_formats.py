@@ -185,7 +185,7 @@ def test_charts_of_wandb_and_tensorboard(tmp_path):
     assert columns(log, "step", "reward") == {"step": [10], "reward": [0.25]}
     assert log.source == "a chart of the run a-run and CSV"
     two = chart.replace('__MAX"', '__MAX","b-run - train/reward"').replace('"1"\n', '"1","9"\n')
-    with pytest.raises(InputError, match=r"holds the charts of 2 runs \(a-run, b-run\); leave the columns of one"):
+    with pytest.raises(InputError, match=r"holds the charts of 2 runs \(a-run, b-run\); keep the columns of one"):
         read(tmp_path, two)
     board = "Wall time,Step,Value\n17.5,10,0.25\n"
     names = {"train_reward": "reward", "train_completions_mean_length": "completions/mean_length"}
@@ -193,7 +193,7 @@ def test_charts_of_wandb_and_tensorboard(tmp_path):
     for name, metric in names.items():
         found = columns(read(tmp_path, board, f"run-x-tag-{name}.csv"), "step", metric)
         assert found == {"step": [10], metric: [0.25]}
-    with pytest.raises(InputError, match="whose name stands only in the file's: call the file as TensorBoard does"):
+    with pytest.raises(InputError, match="whose name is only in the file's name: name the file as TensorBoard does"):
         read(tmp_path, board, "export.csv")
 
 

@@ -142,7 +142,7 @@ def test_what_was_made_up_for_is_a_note_in_the_past_tense(tmp_path):
 
 def re_past(sentence):
     return sentence.startswith("The reward had fallen: its mean over 10 steps was 0.") and sentence.endswith(
-        " That was made up for."
+        " It has recovered since."
     )
 
 

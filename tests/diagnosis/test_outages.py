@@ -194,7 +194,7 @@ def test_a_task_that_is_solved_is_no_illness(before, accuracy, is_solved):
     found = diagnose([row | {"step": step} for step, row in enumerate(rows, start=1)])
     assert [finding.name for finding in found.findings] == ([] if is_solved else ["same reward"])
     since = f"since step {len(before) + 1}"
-    notes = [f"Every completion has had reward 1, the most seen so far, {since}."] if is_solved else []
+    notes = [f"Every completion has had reward 1, the highest seen so far, {since}."] if is_solved else []
     assert [note.sentence for note in found.notes] == notes
     assert all(note.when.startswith(f"{since}; first reported after step ") for note in found.notes)
     assert all(note.found < note.until == len(rows) for note in found.notes)
@@ -239,7 +239,7 @@ def test_the_last_lines_of_a_run_name_it_first():
     assert lines[place + 3].endswith(" (x0.50 by the schedule), mean of the last 10 updates")
     assert "critical batch" not in "".join(lines)  # the last steps had no gradient
     top = [told | row | {"step": n} for n, row in enumerate([*RISE, *TOP], start=1)]
-    said = "solved: Every completion has had reward 1, the most seen so far, since step 41."
+    said = "solved: Every completion has had reward 1, the highest seen so far, since step 41."
     assert said in summary(top, "runs/x", Facts(prompts=32))
 
 

@@ -8,6 +8,8 @@ from oblrpo.diagnosis import CONDITIONS, Facts, Watch
 
 WELL = {"reward": 0.3, "reward_std": 0.4, "frac_reward_zero_std": 0.2, "grad_norm": 1.0, "loss": 0.01, "entropy": 1.0}
 CUT, LENGTH, SAMPLED = "completions/clipped_ratio", "completions/mean_length", "sampling/{}_logp_difference/mean"
+SAME, TOKEN, COMMON = (f"completions/{share}_ratio" for share in ("same", "commonest_token", "commonest"))
+WON = {"reward": lambda step: 0.3 if step <= 30 else 0.99, "reward_max": 1.0, "reward_min": 0.0}
 OUTAGE = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
 RISING = {"reward": lambda step: 0.3 + step / 400}
 
@@ -167,6 +169,14 @@ THRESHOLDS = [
     ("groups of one", lambda n: run((n, {"critic/advantages/mean": 0.3})), 3, 2, {}),
     ("one answer", lambda many: run((30 - many, {LENGTH: lambda step: 100 + step}), (many, OUTAGE | {LENGTH: 9})), 15,
      14, {}),
+    ("one answer", from_to(SAME, 0.1), 0.81, 0.79, {}),
+    ("one answer pays", from_to(SAME, 0.1, **WON), 0.81, 0.79, {}),
+    ("one answer pays", from_to(TOKEN, 0.1, **WON, **{SAME: 0.1, LENGTH: 5}), 0.91, 0.89, {}),
+    ("one answer pays", lambda length: from_to(TOKEN, 0.1, **WON, **{SAME: 0.1, LENGTH: length})(0.95), 5, 4.9, {}),
+    ("one answer pays", lambda same: from_to(TOKEN, 0.1, **WON, **{SAME: same, COMMON: 0.2, LENGTH: 9})(0.95), 0.021,
+     0.019, {}),
+    ("one answer pays", lambda won: from_to(SAME, 0.1, **WON | {"reward": lambda step: 0.3 if step <= 30 else won})(1),
+     0.91, 0.89, {}),
     ("gradient cut off", lambda n: run((20, {}), (n, {"grad_norm": 0.0})), 3, 2, {}),
     ("gradient cut off", lambda share: run((9, {"grad_norm": 0.0, "frac_reward_zero_std": share})), 0.49, 0.51,
      {"every": 10}),

@@ -13,11 +13,13 @@ import pytest
 import oblrpo
 from lab.keywords import written
 from oblrpo import api
+from oblrpo.cli import train
 from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, flatten, keywords
 
 EXPORTS = {
     "train",
     "evaluate",
+    "load",
     "Run",
     "ScoreTape",
     "SNRSchedule",
@@ -40,6 +42,49 @@ def test_the_import_loads_nothing_that_takes_time():
 def test_the_door_itself_needs_no_torch_before_it_trains():
     code = "import sys, oblrpo; oblrpo.train, oblrpo.evaluate, oblrpo.InputError; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+REFUSED = """\
+train --temperature -1
+train --prompts-per-step 0
+train --lr-scheduler-type x
+train --algorithm nope
+train --schedule kl --learning-rate 0
+train --task nope
+train --dtype bfloat16
+train --report-to nope
+train --sampler-correction nope
+train --model models/nope
+train --output taken
+train mine.yaml
+evaluate nope
+evaluate ./nope --data mine.yaml
+evaluate mine.yaml --temperature -1 --data mine.yaml
+"""
+
+
+def test_what_is_refused_needs_no_torch(tmp_path):
+    (tmp_path / "mine.yaml").write_text("num_iterations: 0")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.yaml").touch()
+    code = (
+        "import sys\nfrom oblrpo.cli import dispatch\nfrom oblrpo.errors import InputError\n"
+        f"for line in {REFUSED!r}.splitlines():\n    try:\n        dispatch(line.split())\n"
+        "    except InputError:\n        assert 'torch' not in sys.modules, line\n"
+        "    else:\n        raise SystemExit(line)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_help_has_the_flags_of_the_readme_and_no_rate(capsys):
+    readme = (Path(__file__).parents[2] / "README.md").read_text().replace("\\\n", "")
+    commands = [line for line in readme.splitlines() if line.startswith("oblrpo train")]
+    assert commands
+    train.run(["--help"])
+    told = capsys.readouterr().out
+    for flag in re.findall(r"--[a-z-]+", " ".join(commands)):
+        assert re.search(rf"^  {flag.replace('--', '--(.no-.)?')} ", told, re.MULTILINE), flag
+    assert "--learning-rate" not in told
 
 
 def test_every_export_is_there_and_listed():

@@ -28,6 +28,9 @@ reward: float = run.metrics[-1]["reward"]
 folder: Path = run.export("there", merge=True)
 accuracy: float = run.evaluate(samples=8)["avg@k"]["value"] + oblrpo.evaluate("x", k=[1, 4])["avg@k"]["value"]
 found: oblrpo.diagnosis.Diagnosis = oblrpo.diagnose(run.output)
+again: oblrpo.Run = oblrpo.load(Path("runs/mine"))
+said: str = again.samples(held_out=True)[0]["completion"] + again.plot("reward").get_title() + again.report.name
+found = again.diagnose()
 baseline: torch.Tensor = oblrpo.baseline("rloo", torch.rand(4, 4))
 measured: Moments = moments(torch.rand(4), 0.5)
 try:

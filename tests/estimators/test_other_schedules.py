@@ -41,7 +41,7 @@ def test_the_rate_stays_within_bounds():
 def test_a_rate_to_start_from_is_needed(mode):
     with pytest.raises(ValueError, match=f"schedule '{mode}' needs a learning_rate above 0"):
         schedule_of(mode, rate=0.0).step(BATCH)
-    assert "which Prodigy makes its own" in refusal(mode, "Prodigy", 1.0)
+    assert "but Prodigy chooses its own" in refusal(mode, "Prodigy", 1.0)
     assert not refusal(mode, "AdamW", 1e-6)
     assert not refusal("off", "Prodigy", 0.0)
 

@@ -23,7 +23,7 @@ from oblrpo.estimators.measured_rate import FIRST
 from oblrpo.estimators.schedule import MEASURED_RATES
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 from oblrpo.tables.algorithms import SCHEDULES
-from oblrpo.trainer.setup import check
+from oblrpo.trainer.check import check
 from oblrpo.trainer.task import task_of
 
 TINY = Part(

@@ -149,7 +149,7 @@ def test_without_thinking_the_empty_thought_is_the_prompt_s(policy_of, kind):
 )  # fmt: skip
 def test_what_would_not_continue_what_is_sampled_is_refused(policy_of, template, answer, words):
     policy = policy_of("bytes", template)
-    with pytest.raises(InputError, match=f"^sft.jsonl line 3: the model's turn begins behind .*{words}.*as text"):
+    with pytest.raises(InputError, match=f"^sft.jsonl line 3: the model's turn begins after .*{words}.*as text"):
         tokens_of(policy, [USER], [answer], ["sft.jsonl line 3"])
     rendered = policy.format.text(policy.tokenizer, USER)  # the way out
     [prompt], [learned] = tokens_of(policy, [rendered], [answer])

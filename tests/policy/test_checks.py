@@ -2,6 +2,7 @@
 
 import random
 
+import numpy
 import pytest
 import torch
 from transformers import (
@@ -105,10 +106,18 @@ def test_frequencies_that_follow_the_longest_row_are_refused_beyond_the_length_a
     policy = policy_of(lambda: make().to(dtype))
     check(policy, most)
     with pytest.raises(
-        InputError, match=rf"^rows may have {most + 1} tokens, .* Let prompt and completion have at most {most} to"
+        InputError, match=rf"^rows may have {most + 1} tokens, .* Limit prompt and completion together to {most} to"
     ):
         check(policy, most + 1)
     check(policy, most)  # nothing is left of the longest
+
+
+@pytest.mark.parametrize("draws", [None, lambda: torch.rand(()), random.random, numpy.random.random])
+def test_ten_seeds_are_tried_only_where_a_random_number_is_drawn(tiny_policy, draws):
+    forwards = []
+    tiny_policy.model.register_forward_hook(lambda *_: forwards.append(draws and draws()))
+    assert not noise(tiny_policy)
+    assert len(forwards) == (11 if draws else 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -174,7 +183,7 @@ def test_noise_is_what_two_forwards_of_the_same_tokens_differ_by(what, evaluated
     before = torch.get_rng_state()
     assert bool(noise(policy)) == evaluated
     if evaluated:
-        with pytest.raises(InputError, match=r"forwards in eval mode, too \(random numbers; the same tokens"):
+        with pytest.raises(InputError, match=r"forwards even in eval mode \(random numbers; the same tokens"):
             check_scores(policy, "")
     assert bool(noise(in_training(policy))) == trained
     assert torch.equal(torch.get_rng_state(), before)

@@ -55,7 +55,15 @@ def test_texts_and_messages_in_one_batch_keep_their_places(chatty):
     assert sample(chatty, ["a", [{"role": "user", "content": "b"}]], 2, 3, 1.0).sequences.completion_SC.shape == (4, 3)
 
 
+def test_a_built_policy_reads_messages_a_line_each_and_says_nothing_of_its_template_beside_texts(tiny_policy):
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    assert tiny_policy.tokenizer.decode(tiny_policy.encode([asked], 1)[0]) == "Be brief.\nWho?\n"
+    assert not tiny_policy.format.notes(tiny_policy.tokenizer, [asked])
+    assert not tiny_policy.format.notes(tiny_policy.tokenizer, ["plain"])
+
+
 def test_messages_without_a_template_or_with_one_that_refuses(tiny_policy):
+    tiny_policy.tokenizer.chat_template = None
     with pytest.raises(InputError, match="has no chat template"):
         tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
     tiny_policy.tokenizer.chat_template = "{{ raise_exception('no system, please') }}"

@@ -114,9 +114,7 @@ def test_a_whole_model_that_its_config_does_not_make(base, tmp_path, monkeypatch
     if beyond and "log-prob" in words:  # which is not tried
         assert not said
     else:
-        assert re.search(
-            f"would not bring this policy back: {words}.*; let config and class say what was changed", said
-        )
+        assert re.search(f"would not restore this policy: {words}.*; make config and class say what was changed", said)
 
 
 @pytest.mark.parametrize("beyond", [False, True])
@@ -202,7 +200,7 @@ def test_every_family_is_taken(tmp_path, name):
 
 
 def test_a_folder_that_cannot_be_written(base, tmp_path):
-    with pytest.raises(InputError, match=r"cannot try to save the model in .*nowhere: No such file"):
+    with pytest.raises(InputError, match=r"cannot test saving the model in .*nowhere: No such file"):
         check_saved(load_policy(str(base), OBJECT), OBJECT, False, tmp_path / "nowhere")
 
 

@@ -87,7 +87,7 @@ def test_several_active_adapters_are_refused(adapted, tmp_path):
     model, tokenizer = adapted("one", "two")
     model.base_model.set_adapter(["one", "two"])
     policy = adopt_policy(model, tokenizer, OBJECT)
-    with pytest.raises(InputError, match=r"2 active adapters \(one, two\), and a checkpoint holds one: activate"):
+    with pytest.raises(InputError, match=r"2 active adapters \(one, two\), but a checkpoint holds one: activate"):
         check_saved(policy, OBJECT, True, tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_learned_prompts_are_evaluated_as_saved_and_trained_where_all_is_saved(t
             check_saved(adopt_policy(model, policy.tokenizer, OBJECT), OBJECT, True, tmp_path)
     else:
         check_saved(adopt_policy(model, policy.tokenizer, OBJECT, tmp_path / "saved"), OBJECT, True, tmp_path)
-        with pytest.raises(InputError, match="a learned prompt cannot be added to weights"):
+        with pytest.raises(InputError, match="a learned prompt cannot be merged into weights"):
             policy.save_merged(tmp_path / "merged")
 
 

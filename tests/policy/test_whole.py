@@ -45,7 +45,7 @@ def test_a_weight_that_is_not_there_is_named(folder, name, train):
 
 def test_a_weight_of_another_shape_is_named(folder):
     change(folder / "model.safetensors", **{WEIGHT: torch.zeros(3, 3)})
-    assert f"{WEIGHT} has the shape (3, 3), but its config wants (48, 16)" in refused(folder)
+    assert f"{WEIGHT} has the shape (3, 3), but its config needs (48, 16)" in refused(folder)
 
 
 def test_a_tied_head_need_not_be_there_and_another_must(folder, tmp_path, tiny_policy):
@@ -92,7 +92,7 @@ def test_weights_that_are_no_numbers_are_named_before_any_training(folder, value
     weight = load_file(folder / "model.safetensors")[WEIGHT]
     weight[3, 5] = value
     change(folder / "model.safetensors", **{WEIGHT: weight})
-    said = f"came with NaN or infinities in {WEIGHT}, before any training; take another."
+    said = f"has NaN or infinities in {WEIGHT} before any training; use another."
     assert said in refused(folder)
     assert said in refused(folder, train=False)
 
@@ -101,7 +101,5 @@ def test_a_model_without_values_is_refused(tiny_policy):
     model = copy.deepcopy(tiny_policy.model)
     model.model.layers[1].mlp.up_proj.to("meta")
     for train in (True, False):
-        with pytest.raises(
-            InputError, match=f"came without values, {WEIGHT} being on the device meta; load all of it."
-        ):
+        with pytest.raises(InputError, match=f"has no values: {WEIGHT} is on the device meta; load all of the model."):
             adopt_policy(model, tiny_policy.tokenizer, CPU, train=train)

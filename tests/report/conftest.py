@@ -14,7 +14,8 @@ def row(step, **metrics):
     """A step of a run with all that the page draws."""
     usual = {
         "step": step, "reward": 0.2 + 0.01 * step, "reward_stderr": 0.05, "reward_std": 0.3,
-        "frac_reward_zero_std": 0.4, "completions/mean_length": 5.0, "completions/clipped_ratio": 0.0,
+        "frac_reward_zero_std": 0.4, "completions/mean_length": 5.0, "completions/distinct_ratio": 0.7,
+        "completions/clipped_ratio": 0.0,
         "completions/masked_ratio": 0.0, "entropy": 0.7, "grad_norm": 1.0, "learning_rate": 1e-3, "lr_factor": 0.5,
         "snr": 0.05, "snr_low": 0.0, "snr_high": 0.1, "n_snr": 0.2, "critical_batch_size": 20.0,
         "score_norm2/mean": 1000.0, "score_norm2/kappa": 0.4, "num_tokens": 99, "step_time": 0.5,

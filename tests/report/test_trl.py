@@ -49,7 +49,7 @@ def test_the_page_shows_what_the_log_holds_and_says_what_it_does_not(run):
     assert "no values" not in page
     assert "0.684 → 0.680" in page  # eval_reward, of which TRL knows no error
     assert "± 0.000" not in page
-    assert "<small>4 prompts are " in page
+    assert "batch used: 4" in page
     assert "schedule of TRL" in page
     assert missing(page) == [
         "Score norms", "Samples, and score norms by completion", "Bands around the reward", "Settings",

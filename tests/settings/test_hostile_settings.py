@@ -9,7 +9,7 @@ from oblrpo.errors import InputError
 from oblrpo.settings import RolloutConfig, RunConfig, TrainConfig, read_yaml, with_settings
 from oblrpo.settings.reading import yaml_line, yaml_text
 from oblrpo.tasks import data, sources
-from oblrpo.trainer.setup import check
+from oblrpo.trainer.check import check
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 

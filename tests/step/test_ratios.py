@@ -15,7 +15,7 @@ from oblrpo.scores import oracle
 from oblrpo.settings import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
 from oblrpo.step.flow import clip_metrics
 from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
-from oblrpo.trainer.setup import check
+from oblrpo.trainer.check import check
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
 from tests.trainer.learners import learn, one_pass, samples_of

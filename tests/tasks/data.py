@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from oblrpo.rewards import of_rows
 from oblrpo.tasks import DataTask
 from oblrpo.tasks.data import problems_of
 from oblrpo.tasks.sources import read_source
@@ -9,4 +10,5 @@ from oblrpo.tasks.sources import read_source
 
 def task_of_file(path, prompt="prompt", answer="answer", prompt_template="{prompt}", numbers=False, **options):
     rows = read_source([str(path)], "train")
-    return DataTask(Path(path).stem, problems_of(rows, prompt, answer, prompt_template, numbers), **options)
+    _, faults = of_rows(["numeric"] * numbers)
+    return DataTask(Path(path).stem, problems_of(rows, prompt, answer, prompt_template, faults), **options)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from lab.benchmarks.grading import by_lm_eval, kind
-from oblrpo.rewards.rewards import boxed
+from oblrpo.rewards.built_in import Boxed
 from oblrpo.tasks.grading import MathVerifier, extract_answer, last_box
 
 pytest.importorskip("math_verify")
@@ -178,7 +178,7 @@ def test_the_gold_says_whether_several_are_wanted():
 def test_an_empty_box_is_a_mention():
     assert last_box(r"\boxed{5} in \boxed{}") == last_box(r"\boxed{5}, with \boxed.") == "5"
     assert last_box(r"use \boxed{}") is last_box(r"\boxed{5} \boxed{6") is None
-    assert boxed([], [r"\boxed{}", r"\boxed{5}", "5", r"\boxed{5} in \boxed{}"]) == [0, 1, 0, 1]
+    assert Boxed()([r"\boxed{}", r"\boxed{5}", "5", r"\boxed{5} in \boxed{}"]) == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oblrpo.rewards.rewards import numeric
+from oblrpo.rewards.built_in import Numeric
 from tests.tasks.data import task_of_file
 
 SAMPLE = [
@@ -42,7 +42,7 @@ def test_every_gold_answer_is_its_own_answer_in_many_spellings(problems):
         gold = problem.answer.rpartition("#### ")[2]
         plain = gold.replace(",", "")
         spellings = [problem.answer, gold, plain, f"The answer is {gold}.", f"\\boxed{{{plain}}}", f"It costs ${gold}."]
-        assert numeric(spellings, spellings, answer=[problem.answer] * len(spellings)) == [1.0] * len(spellings)
+        assert Numeric()(spellings, answer=[problem.answer] * len(spellings)) == [1.0] * len(spellings)
 
 
 def test_no_other_number_is_accepted(problems):
@@ -51,4 +51,4 @@ def test_no_other_number_is_accepted(problems):
         negated = plain[1:] if plain.startswith("-") else f"-{plain}"
         wrong = [f"{plain}1", f"{problem.answer}\n#### {plain}.5", re.sub(r"[0-9](?=\D*$)", "", plain)]
         wrong += [negated] if plain.strip("0.") else []
-        assert numeric(wrong, wrong, answer=[problem.answer] * len(wrong)) == [0.0] * len(wrong)
+        assert Numeric()(wrong, answer=[problem.answer] * len(wrong)) == [0.0] * len(wrong)

@@ -121,7 +121,7 @@ def test_prompts_of_messages_and_the_columns_that_rewards_see():
         ([{"role": "user"}], "messages with a role"),
         ([{"role": "robot", "content": "x"}], "messages with a role"),
         ([{"role": "user", "content": [{"type": "image"}]}], "messages with a role"),
-        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "ends with a message of the"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "ends with an assistant message"),
     ],
 )
 def test_bad_messages(messages, words):

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oblrpo.rewards import rewards as builtin
+from oblrpo.rewards.built_in import built_in
 from oblrpo.tasks.data import MAX_DIGITS, last_number
 
 
 def exact(gold, completion):
-    return builtin.exact(["?"], [completion], answer=[gold])[0]
+    return built_in("exact")(completions=[completion], answer=[gold])[0]
 
 
 def numeric(gold, completion):
-    return builtin.numeric(["?"], [completion], answer=[gold])[0]
+    return built_in("numeric")(completions=[completion], answer=[gold])[0]
 
 
 @pytest.mark.parametrize(

@@ -203,5 +203,5 @@ def test_messages_of_odd_values_are_refused_with_what_was_found():
         with pytest.raises(InputError, match=words):
             problems([{"prompt": [message], "answer": "1"}])
     rows = [{"prompt": [{"role": "user", "content": "x"}], "answer": "1", "tools": json.dumps({"name": "add"})}]
-    with pytest.raises(InputError, match="column 'tools' too: a JSON object, where a JSON array was expected"):
+    with pytest.raises(InputError, match="column 'tools', which is a JSON object, not a JSON array"):
         problems(rows)

@@ -17,7 +17,8 @@ from oblrpo.settings import (
     with_settings,
 )
 from oblrpo.tasks import DataTask, Problem, make_task
-from oblrpo.trainer.setup import adjust, check
+from oblrpo.trainer.check import check
+from oblrpo.trainer.setup import adjust
 from oblrpo.trainer.task import drop_long_prompts
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

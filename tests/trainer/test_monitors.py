@@ -6,7 +6,6 @@ import re
 import pytest
 
 from oblrpo.diagnosis import Facts
-from oblrpo.report.record import advice
 from oblrpo.trainer.loop import Monitors
 
 FINE = {
@@ -144,25 +143,6 @@ def test_what_is_only_worth_knowing_is_not_reported():
     monitors = Monitors(Facts(prompts=32))
     assert not any(monitors.observe(row | {"step": step}) for step, row in enumerate(rows))
     assert {finding.name for finding in monitors.watch.findings} == {"batch far below", "no progress yet"}
-
-
-def test_advice_on_the_batch():
-    row = {"n_snr": 0.6, "critical_batch_size": 128 / 0.6}
-    unmeasured = [row | {"n_snr": None, "critical_batch_size": None}, row | {"grad_norm": 0}]
-    assert advice(128, [row, *unmeasured]) == (
-        "128 prompts are 0.6x the critical batch of 213, where noise equals signal. Twice as many would give about "
-        "1.45x the progress of a step, half as many 0.62x; over many steps the difference is smaller"
-    )
-    assert "critical batch of 213" in advice(128, [row | {"snr_low": 0.1}])
-    for change in (
-        {"snr_low": 0.0},
-        {"snr_low": None},
-        {"snr_low": math.nan},
-        {"critical_batch_size": None},
-        {"critical_batch_size": math.inf},
-    ):
-        assert advice(128, [row, row | change]) == ""
-    assert advice(0, [row]) == advice(128, []) == ""
 
 
 @pytest.mark.parametrize("change", [{"entropy": 0.001}, {"completions/mean_length": 1.0}, {"reward": 0.01}])

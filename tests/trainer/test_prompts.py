@@ -11,8 +11,8 @@ from oblrpo.rollout import TransformersSampler, join
 from oblrpo.settings import RolloutConfig, TrainConfig
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tasks import DataTask, Problem
+from oblrpo.trainer.check import check
 from oblrpo.trainer.loop import step_metrics
-from oblrpo.trainer.setup import check
 from oblrpo.trainer.task import Prompts
 from tests.trainer.learners import learner_of
 

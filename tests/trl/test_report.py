@@ -3,13 +3,14 @@
 import re
 
 import pytest
+from datasets import Dataset
 from trl import GRPOTrainer
 
 from oblrpo import diagnose
 from oblrpo.adapters.trl import OBLRPOTrainer, VarianceLedgerCallback
 from oblrpo.report.page import write_report
 from oblrpo.report.record import read_trl
-from tests.trl.support import ours, reward, theirs
+from tests.trl.support import PROMPTS, ours, reward, theirs
 
 pytest.importorskip("matplotlib")
 
@@ -48,3 +49,26 @@ def test_steps_without_rewards_are_named(tmp_path):
     found = diagnose(tmp_path)
     assert [(f.name, f.since, f.until) for f in found.findings] == [("rewards missing", 2, 3)]
     assert found.steps == 4
+
+
+@pytest.mark.parametrize("answers", [["even", "odd"] * 4, [""] * 8])
+def test_how_much_the_completions_of_a_step_differ(tmp_path, answers):
+    """Pairs are those of different answers; where there is none, of different prompts."""
+    seen = []
+
+    def note(prompts, completions, answer, **_):
+        seen.extend(zip(prompts, completions, answer, strict=True))
+        return [float(len(text)) for text in completions]
+
+    data = Dataset.from_dict({"prompt": PROMPTS, "answer": answers})
+    given = {"max_steps": 1, "max_completion_length": 1, "temperature": 0.05}  # of which many are alike
+    trainer = ours(tmp_path, reward_funcs=note, words={"train_dataset": data}, **given)
+    trainer.train()
+    log, key = trainer.state.log_history[0], 2 if any(answers) else 0
+    pairs = [a[1] == b[1] for a in seen for b in seen if a[key] != b[key]]
+    assert 0 < sum(pairs) < len(pairs)
+    assert log["completions/same_ratio"] == pytest.approx(sum(pairs) / len(pairs))
+    assert log["completions/distinct_ratio"] == len({text for _, text, _ in seen}) / 16
+    texts = [text for _, text, _ in seen]
+    assert log["completions/commonest_ratio"] == max(map(texts.count, texts)) / 16
+    assert log["completions/commonest_token_ratio"] >= log["completions/commonest_ratio"]  # one token each, or the end

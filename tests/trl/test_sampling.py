@@ -235,9 +235,7 @@ def test_rows_that_would_depend_on_those_beside_them_are_refused(tmp_path):
     policy = policy_of(phi3, 0)
     prompts = ["12345="] * 8
     ours(tmp_path, policy, prompts=prompts, max_completion_length=26)
-    with pytest.raises(
-        InputError, match=r"rows may have 33 tokens, and where one has more than 32, .*max_completion_l"
-    ):
+    with pytest.raises(InputError, match=r"rows may have 33 tokens, but if one has more than 32, .*max_completion_l"):
         ours(tmp_path, policy, prompts=prompts, max_completion_length=27)
     streamed = Dataset.from_dict({"prompt": prompts}).to_iterable_dataset()
     with pytest.raises(InputError, match="rows may have 64 tokens"):

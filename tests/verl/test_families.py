@@ -43,7 +43,7 @@ def test_noise_in_training_mode_is_refused_by_the_config_s_name_with_the_cure(ra
 def test_frequencies_that_follow_the_longest_row_are_refused_where_the_rollout_allows_it(ranks, scenario):
     """Its max_model_len is not set, and so it is the model's context, 64."""
     for rank in ranks:
-        assert rank[scenario].startswith("rows may have 64 tokens, and where one has more than 32, ")
+        assert rank[scenario].startswith("rows may have 64 tokens, but if one has more than 32, ")
         assert "in verl rollout.max_model_len" in rank[scenario]
 
 

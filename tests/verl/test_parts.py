@@ -195,7 +195,7 @@ def test_choices_that_cannot_work_with_the_rest_are_refused(config):
     check_config(config, Settings())
     changed = config.copy()
     changed.actor_rollout_ref.actor.optim.optimizer = "Adafactor"
-    with pytest.raises(InputError, match="Adafactor makes its own"):
+    with pytest.raises(InputError, match="Adafactor chooses its own"):
         check_config(changed, Settings())
     check_config(changed, Settings(schedule="off"))
     changed = config.copy()

@@ -218,7 +218,7 @@ def test_an_evaluation_with_vllm_resumes(ask, opened):
     assert len(opened) == 2
     assert ask("out", sampler="vllm")[0][0] == 0
     assert len(opened) == 2  # nothing was missing
-    complained(ask("out")[0], "drawn with other settings: sampler")
+    complained(ask("out")[0], "sampled with other settings: sampler")
     complained(
         ask("out", sampler="vllm", vllm_args="{dtype: bfloat16}")[0], "sampler_dtype (was 'auto', now 'bfloat16')"
     )

@@ -115,7 +115,7 @@ def test_an_engine_that_samples_from_another_distribution_is_refused(monkeypatch
     def refused(name, value, of=vllm):
         with monkeypatch.context() as patch:
             patch.setattr(of, name, value)
-            with pytest.raises(InputError, match="samples from another distribution"):
+            with pytest.raises(InputError, match="does not sample from the policy's distribution"):
                 sampler.sync(policy)
 
     for changed in WRONG.values():

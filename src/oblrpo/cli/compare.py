@@ -31,7 +31,7 @@ class CompareCommand:
     base: str = ""
     """A recipe or YAML file that replaces the comparison's base."""
     learning_rates: tuple[float, ...] = ()
-    """Learning rates of every variant that does not fix its own."""
+    """Learning rates for every variant that does not set its own."""
     seeds: int = 0
     """Number of seeds, from 0 on. 0: the comparison's."""
     search_seeds: int = -1
@@ -40,7 +40,7 @@ class CompareCommand:
     target: Mapping = field(default_factory=dict)
     """Keys that override the comparison's target, such as '{of_gain: 0.8}'; with --only-report, for existing runs."""
     processes: int = 0
-    """Number of trainings at a time. 0: the comparison's, else one per CPU core, or one if a `model` is loaded."""
+    """Number of runs at a time. 0: the comparison's, otherwise one per CPU core, or one if a `model` is loaded."""
     dry_run: bool = False
     """Check everything, print the resolved comparison and its runs; write nothing."""
     only_report: bool = False
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> None:
     from oblrpo.compare.spec import read_spec
 
     if command.dry_run and command.only_report:
-        raise InputError("--dry-run writes nothing and --only-report writes the page; give one of them.")
+        raise InputError("--dry-run writes nothing and --only-report writes the page; give only one of them.")
     settings: dict[str, Any] = {key: value for mapping in command.set for key, value in mapping.items()}
     if command.seeds < 0 or command.processes < 0 or command.search_seeds < -1:
         raise InputError("--seeds, --search-seeds and --processes must not be negative.")

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from oblrpo.cli.flags import parse
-from oblrpo.commands import check_evaluation, evaluate_rows
+from oblrpo.commands import check_evaluation, check_kept, evaluate_rows
 from oblrpo.errors import InputError
+from oblrpo.objects import Objects
 from oblrpo.runs import checkpoint_of, run_of
 from oblrpo.settings import Positional, RewardsConfig, SamplingConfig, TrainConfig, as_in_run, check_sampling, flags_in
 
@@ -20,8 +21,8 @@ from oblrpo.settings import Positional, RewardsConfig, SamplingConfig, TrainConf
 class EvaluateCommand:
     """avg@k, pass@k and maj@k with 95 % intervals over problems: on mathematical benchmarks, or by rewards on any rows.
 
-    A checkpoint of a run (the newest if the run is named) is evaluated with the run's settings and rewards, and without
-    `--data` on its held-out problems. On a benchmark only the run's use of the chat template counts.
+    A checkpoint (the newest if a run is named) is evaluated with its run's settings and rewards, and without `--data`
+    on the run's held-out problems. On a benchmark only the run's chat settings apply.
 
     Examples: `oblrpo evaluate runs/demo`; `oblrpo evaluate runs/demo/checkpoints/step_100`;
     `oblrpo evaluate runs/mine/checkpoints/step_100 --data test.jsonl --rewards numeric --samples 8`;
@@ -30,17 +31,17 @@ class EvaluateCommand:
     """
 
     model: Annotated[str, Positional("[MODEL]")] = ""
-    """Folder, hub name, or a run. None: grade `completions`."""
+    """Folder or hub name of a model, or a run. None: grade `completions`."""
     benchmark: tuple[str, ...] = ()
     """gsm8k, math500, aime24, aime25, amc23, olympiadbench or minerva_math; several with a model. None: by rewards."""
     completions: str = ""
-    """JSONL file with rows {"index": row of the data, from 0, "completion": text}; equally many of every problem of a
-    benchmark."""
+    """JSONL file with rows {"index": row of the data, from 0, "completion": text}; as many for each problem of a
+    benchmark as for any other."""
     data: tuple[str, ...] = ()
     """Files, read one after another, or one data set of the hub: rows to evaluate by rewards, or one benchmark as
     published. None: the benchmark from the hub, or else the held-out problems of the model's run."""
     regrade: bool = False
-    """Draw nothing; grade the completions in `output` again."""
+    """Sample nothing; grade the completions in `output` again."""
     k: tuple[int, ...] = ()
     """Values of k for pass@k and maj@k. None: 1, 2, 4,... and the number of completions per problem."""
     json: bool = False
@@ -48,7 +49,7 @@ class EvaluateCommand:
     processes: int = 1
     """Worker processes that compare formulas of a benchmark."""
     seconds: float = 5.0
-    """Time limit of one comparison; after it the answer counts as wrong, and as a timeout."""
+    """Time limit of one comparison; then the answer counts as wrong, and as a timeout."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     grading: RewardsConfig = field(default_factory=RewardsConfig)
 
@@ -101,16 +102,18 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     if command.completions and (command.model or command.regrade):
         raise InputError("--completions grades a file as it is; remove the model and --regrade.")
     if command.regrade and command.model:
-        raise InputError("--regrade draws nothing; remove the model, or --regrade to draw what is missing.")
+        raise InputError("--regrade samples nothing; remove the model, or remove --regrade to sample what is missing.")
     if not command.completions and not command.model and not command.regrade:
         raise InputError("give a model to evaluate, a file with --completions, or --regrade to grade an output again.")
     if command.completions and not command.benchmark:
-        raise InputError("--completions needs their benchmark; name it with --benchmark.")
+        raise InputError("--completions needs a benchmark; name it with --benchmark.")
     if (command.data or command.completions) and len(command.benchmark) > 1:
         raise InputError(f"--data and --completions belong to one benchmark, but {len(command.benchmark)} are named.")
     if command.regrade and not command.sampling.output:
         raise InputError("--regrade needs the folder of the completions; name it with --output.")
-    check_evaluation(flags, command.data, started, bool(command.benchmark))
+    check_evaluation(flags, command.model, command.data, started, bool(command.benchmark))
+    if started and not command.benchmark:
+        check_kept(started, command.data, command.grading.rewards, Objects())
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"existing completions are graded as they are; remove {', '.join(idle)}.")

@@ -25,7 +25,7 @@ class ExportCommand:
     step: int | None = None
     """Step of the checkpoint, such as the one with the highest held-out accuracy. None: the newest."""
     merge: bool = False
-    """Add adapters to the weights of their model, so that the folder holds a complete model."""
+    """Merge adapters into the weights of their model, so that the folder holds a complete model."""
 
 
 def run(argv: list[str]) -> None:

@@ -79,7 +79,7 @@ def _read(argv: list[str], types: dict[str, Any]) -> tuple[dict[str, list[str]],
     except ArgumentError as error:
         flag = str(error.argument_name).partition("/")[0]
         raise InputError(
-            f"{flag} has no value; write it behind the flag, as in `{flag} VALUE`, or `{flag}=VALUE` where it begins "
+            f"{flag} has no value; write it after the flag, as in `{flag} VALUE`, or `{flag}=VALUE` where it begins "
             "with a dash."
         ) from None
     return vars(given), rest
@@ -127,7 +127,7 @@ def _suggestion(word: str, names: Collection[str]) -> str:
     if _is_flag(word):
         return hint(bare, names, "--")
     if not word.strip():
-        return " It is blank: a line of a script ends in a space, or as lines of Windows do."
+        return " It is blank: a line of a script ends in a space, or has a Windows line ending."
     if re.match(OVERRIDE, word):
         return hint(bare, names, "--") or " Settings are written --name VALUE."
     return misplaced(word) if "data" in names else ""
@@ -160,9 +160,9 @@ def misplaced(word: str) -> str:
 
 
 COMMON = (
-    "model", "data", "task", "rewards", "output", "steps", "seed", "prompts_per_step", "num_generations",
-    "max_completion_length", "tokens_per_micro_batch", "lora", "algorithm", "learning_rate", "eval_steps",
-    "report_to", "resume", "dry_run",
+    "model", "chat", "data", "prompt_column", "answer_column", "task", "rewards", "output", "steps", "seed",
+    "prompts_per_step", "num_generations", "max_completion_length", "tokens_per_micro_batch", "lora", "algorithm",
+    "eval_steps", "report_to", "resume", "dry_run",
 )  # fmt: skip
 """What most runs set."""
 

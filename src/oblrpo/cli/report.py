@@ -13,18 +13,19 @@ from oblrpo.settings import Positional
 class ReportCommand:
     """Write one HTML page of a run from its metrics and completions: curves with intervals, samples, warnings.
 
-    For a run of TRL it shows what the log contains, and says what is missing. Several runs are laid over one another.
+    For a TRL run, the page shows what the log contains, and says what is missing.
+    Several runs are laid over one another.
 
     Examples: `oblrpo report runs/demo`; `oblrpo report runs/demo --follow`, while it trains in another terminal;
     `oblrpo report runs/demo runs/grpo`.
     """
 
     runs: Annotated[tuple[str, ...], Positional("RUN ...", "the folder of a run, or of several")] = ()
-    """Folders of runs, or `output_dir` of runs of TRL."""
+    """Folders of runs, or `output_dir` of TRL runs."""
     output: str = ""
     """File to write. Empty: RUN/report.html, or of several runs report.html in the folder that holds the first."""
     follow: bool = False
-    """Write the page again whenever the run has advanced, until its last step or Ctrl-C; a browser reloads it."""
+    """Rewrite the page whenever the run has advanced, until its last step or Ctrl-C; a browser reloads it."""
     seconds: int = 10
     """Seconds between updates of the page with --follow."""
 
@@ -52,7 +53,7 @@ def run(argv: list[str]) -> None:
         print(seen(str(write_together(runs, output))))
         return
     if command.follow and state_files(folder):
-        raise InputError(f"{folder} is a run of TRL, which writes its log with checkpoints only; leave out --follow.")
+        raise InputError(f"{folder} is a TRL run, whose log is written with checkpoints only; leave out --follow.")
     if not command.follow:
         print(seen(str(write_report(folder, output))))
     elif page := follow(folder, output, command.seconds, lambda line: print(seen(line), flush=True)):

@@ -2,12 +2,15 @@
 
 import gc
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
 from oblrpo.cli.flags import COMMON, misplaced, parse, print_settings
-from oblrpo.commands import check_files, check_settings, run_training, saved_settings, summary_of
+from oblrpo.commands import check_files, check_settings, run_training, summary_of
 from oblrpo.errors import InputError
+from oblrpo.policy.files import check_is_there
+from oblrpo.runs import RunFolder
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, yaml_text
 
 
@@ -21,11 +24,11 @@ class TrainCommand:
 
     config: TrainConfig
     resume: bool = False
-    """Resume the run in `--output` from its latest checkpoint, under the settings it was started with."""
+    """Resume the run in `--output` from its latest checkpoint, with the settings it was started with."""
     accept_changed: bool = False
     """With --resume: resume although data or rewards have changed since the run started."""
     dry_run: bool = False
-    """Print the resolved settings, the parameter count, the batch sizes and the memory of a step; write nothing."""
+    """Print what the run would be, the memory of a step and the resolved settings; write nothing."""
 
 
 def run(argv: list[str]) -> None:
@@ -41,13 +44,18 @@ def run(argv: list[str]) -> None:
         recipe = load_recipe(command.config.recipe, recipe)
         command = _parse(argv, recipe)
     if command.resume:
-        command = _parse(argv, saved_settings(command.config.run.output))
+        command = _parse(argv, RunFolder(Path(command.config.run.output)).saved_config())
     elif command.accept_changed:
         raise InputError("--accept-changed has no effect without --resume; remove it.")
     config = command.config
     check_files(config.task.data, config.task.eval_data, config.warm_start.sft_data)
+    check_settings(config, flags_in(argv), recipe)
+    if not command.resume:
+        check_is_there(config.policy.model)
+        if not command.dry_run:
+            RunFolder(Path(config.run.output)).check_new()
     gc.disable()  # almost nothing of what loads is garbage, and looking for it took a fifth of the time
-    try:  # torch and transformers load only now: --help is instant
+    try:  # torch and transformers load only now: --help is instant, and so is what is refused
         from transformers.utils import logging as transformers_logging
 
         from oblrpo.memory import resident_bytes
@@ -56,16 +64,17 @@ def run(argv: list[str]) -> None:
         from oblrpo.trainer.loop import Trainer
         from oblrpo.trainer.peak_memory import peak_memory
     finally:
+        gc.freeze()  # nor will it be: to look again, at the end too, takes most of a second
         gc.enable()
 
-    check_settings(command.config, flags_in(argv), recipe)
     transformers_logging.disable_progress_bar()
     libraries = resident_bytes()
-    trainer = Trainer(command.config, command.resume, accept_changed=command.accept_changed)
+    trainer = Trainer(config, command.resume, accept_changed=command.accept_changed)
     if command.dry_run:
-        print(seen(yaml_text(flatten(trainer.config)) + "\n" + trainer.describe()))
+        print(seen(trainer.describe()), flush=True)
         peak = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, libraries)
-        print(f"memory     {peak}")
+        print(f"memory     {peak}\n\n{seen(yaml_text(flatten(trainer.config)))}", end="", flush=True)
+        trainer.try_policy(write=False)
         return
     console = Console(soft_wrap=True, markup=False)
     run_training(trainer, Progress(console))

@@ -126,7 +126,7 @@ def _send_first_mistake(sender: Connection, runs: list[PlannedRun], built: list[
 
 def first_mistake(runs: list[PlannedRun], built: list[PlannedRun]) -> str:
     """Say what is wrong with the first run whose settings, or that when `built`, cannot work; empty if all can."""
-    from oblrpo.trainer.setup import check as check_settings
+    from oblrpo.trainer.check import check as check_settings
 
     for test, tested in ((check_settings, runs), (_build, built)):
         for run in tested:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
@@ -13,10 +13,11 @@ from typing import Any
 
 from oblrpo import objects
 from oblrpo.diagnosis.course import Facts
+from oblrpo.diagnosis.next_steps import Left, NextStep, next_steps
 from oblrpo.diagnosis.table import CONDITIONS
 from oblrpo.diagnosis.watch import Finding, Watch
 from oblrpo.errors import InputError
-from oblrpo.runs import RunFolder
+from oblrpo.runs import RunFolder, from_here
 from oblrpo.runs.log_rows import Rows
 from oblrpo.runs.logs import entries_of, known, read_log
 from oblrpo.settings import settings_in
@@ -24,7 +25,7 @@ from oblrpo.tables.algorithms import ALGORITHMS, MEASURED
 from oblrpo.tables.baselines import LEARNS_FROM_TIES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """What is wrong with a run, worst first; `print` shows it in words."""
 
@@ -38,17 +39,19 @@ class Diagnosis:
     ours: bool = False  # it is a run of `oblrpo train`, which logs all that it can
     unit: str = "step"  # what `steps` counts: "row" where a log names no steps
     enough: int = 20  # the number of steps below which most conditions cannot hold yet: two windows
+    next_steps: list[NextStep] = field(default_factory=list)  # what to do next, at most three
 
     @classmethod
-    def of(cls, watch: Watch, source: str, ours: bool = False) -> Diagnosis:
-        """What a watch has found."""
+    def of(cls, watch: Watch, source: str, left: Left, ours: bool = False) -> Diagnosis:
+        """What a watch has found in what a run has left behind."""
         found = watch.findings
         notes = [f for f in found if f.over or (not f.wrong and f.until >= watch.course.compared - watch.course.span)]
         wrong = [f for f in found if f.wrong]
         course, unchecked = watch.course, watch.unchecked
         lacking = dict.fromkeys(key for keys in unchecked.values() for key in keys)
         empty = {key: course.empty[key] for key in lacking if key in course.empty}
-        return cls(source, course.steps, wrong, notes, unchecked, empty, ours, watch.facts.unit, 2 * course.span)
+        unit, enough, do_next = watch.facts.unit, 2 * course.span, next_steps(watch, left)
+        return cls(source, course.steps, wrong, notes, unchecked, empty, ours, unit, enough, do_next)
 
     @property
     def looked(self) -> str:
@@ -75,11 +78,15 @@ class Diagnosis:
         lines += ["", f"{NOTES}:"] if self.notes or never else []
         lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}".rstrip() for note in self.notes]
         lines += [f"-  {key} is NaN or infinite in all {rows} rows." for key, rows in never]
+        lines += ["", f"{WHAT_NEXT}:"] if self.next_steps else []
+        lines += [f"-  {each}" for each in self.next_steps]
         lacking = dict.fromkeys(key for keys in self.unchecked.values() for key in keys if key not in self.empty)
         if lacking and not self.ours:
             words = f"Not checked: {len(self.unchecked)} conditions (--json lists them). The log lacks "
             lines += ["", textwrap.fill(f"{words}{', '.join(lacking)}.", 100, break_long_words=False)]
         return "\n".join(lines)
+
+    __repr__ = __str__  # for a notebook, whose last line is not printed
 
     def plain(self) -> dict[str, Any]:
         """It as one JSON object."""
@@ -88,12 +95,14 @@ class Diagnosis:
             "steps": self.steps,
             "findings": [finding.plain() for finding in self.findings],
             "notes": [note.plain() for note in self.notes],
+            "next_steps": [each.plain() for each in self.next_steps],
             "unchecked": {name: list(keys) for name, keys in self.unchecked.items()},
             "never_finite": self.empty,
         }
 
 
-COMES_WITH, NOTES = "What follows from it, and needs no fix of its own", "Notes, not problems"
+COMES_WITH, NOTES = "What follows from this, and needs no separate fix", "Notes, not problems"
+WHAT_NEXT = "What next"
 
 
 def diagnose(run: Any) -> Diagnosis:
@@ -113,18 +122,19 @@ def diagnose(run: Any) -> Diagnosis:
     """
     path = _given(run)
     if isinstance(path, Rows):
-        return Diagnosis.of(Watch(facts_of_log(path)).over(path), "rows")
+        return Diagnosis.of(Watch(facts_of_log(path)).over(path), "rows", Left(list(path)))
     if os.path.isfile(path / "config.yaml"):  # a name may be too long for pathlib
         folder = RunFolder(path)
         rows, settings = folder.read_metrics(), settings_in(folder.config_file)
-        return Diagnosis.of(Watch(facts_of(settings)).over(rows), f"{path}, a run of oblrpo train", ours=True)
+        watch, left = Watch(facts_of(settings)).over(rows), Left(rows, settings, folder)
+        return Diagnosis.of(watch, f"{path}, a run of oblrpo train", left, ours=True)
     log = read_log(path)
     if log is None or not log.rows:
         raise InputError(
             f"{path} holds no config.yaml and metrics.jsonl, nor a trainer_state.json of TRL with a step in it; give "
             "the folder of a run, or a log file: what a trainer prints or writes, JSON, or a table of metrics."
         )
-    return Diagnosis.of(Watch(facts_of_log(log.rows)).over(log.rows), f"{path}, {log.source}")
+    return Diagnosis.of(Watch(facts_of_log(log.rows)).over(log.rows), f"{path}, {log.source}", Left(list(log.rows)))
 
 
 def _given(run: Any) -> Rows | Path:
@@ -132,7 +142,7 @@ def _given(run: Any) -> Rows | Path:
     try:
         for path in (run, getattr(run, "output", None)):  # of what `oblrpo.train` returns
             if isinstance(path, (str, os.PathLike)):
-                return Path(path)
+                return Path(path) if path is run else from_here(Path(path))
         for holder in (run, getattr(run, "state", None)):  # of TRL: a trainer, or its state
             run = history if isinstance(history := getattr(holder, "log_history", None), list) else run
         if getattr(getattr(run, "index", None), "name", None):  # a frame of pandas, whose index holds the steps

@@ -1,4 +1,4 @@
-"""Conditions in which the reward is not the task: it is earned without it, traded for it, or hides it."""
+"""Conditions in which the reward is not the task: the reward is earned without the task, or at its expense."""
 
 import math
 import re
@@ -11,8 +11,8 @@ from oblrpo.diagnosis.of_rewards import still
 def reward_without_accuracy(run: Course) -> Reading | None:
     """The reward rises and held-out accuracy does not: reward hacking, or memorized prompts.
 
-    It looks like a reward that has risen since an evaluation while accuracy has gained less than a quarter of that; or
-    one between 0 and 1 that is earned nearly always, with an accuracy of less than half of it.
+    It looks like a reward that has risen since an evaluation, while accuracy has gained less than a quarter as much.
+    Or a reward between 0 and 1 is earned nearly always, and accuracy is less than half of it.
     """
     evaluated, now = run.columns.get("eval/accuracy"), run.now("reward")
     if evaluated is None or now is None or evaluated.count < 4:
@@ -59,14 +59,14 @@ def parts(run: Course) -> dict[str, Mean]:
     return means if len(means) > 1 else {}
 
 
-TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORECASE)
+TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math|exact|numeric|contains", re.IGNORECASE)
 
 
 def task_traded(run: Course) -> Reading | None:
-    """The reward of the task falls, and that of something else makes up for it: reward hacking.
+    """The task's reward falls while other rewards make up for it: reward hacking.
 
     It looks like a column `rewards/NAME/mean`, with a name such as correct, accuracy or answer, that has lost a quarter
-    of its best while `reward` has risen since.
+    of its best value while `reward` has risen since then.
     """
     for part, now in parts(run).items():
         past = run.past(f"rewards/{part}/mean", now.first) if TASK.search(part) else []
@@ -79,10 +79,10 @@ def task_traded(run: Course) -> Reading | None:
 
 
 def format_saturated(run: Course) -> Reading | None:
-    """One of several rewards, often that of the format, is earned by nearly all completions; another is not learned.
+    """One of several rewards, often the format's, is earned by nearly all completions, and another is not learned.
 
-    It looks like a column `rewards/NAME/mean` at nine tenths of its highest or more for 80 steps, and another that is
-    low and surely does not rise, as in "no progress", or has never changed.
+    It looks like one column `rewards/NAME/mean` at nine tenths of its highest or more for 80 steps, and another that is
+    low and surely does not rise, as in "no progress", or that has never changed.
     """
     means = parts(run)
     found: Reading | None = None

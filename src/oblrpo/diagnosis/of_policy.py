@@ -3,8 +3,8 @@
 import math
 from collections import deque
 
-from oblrpo.diagnosis.condition import SURE, Reading, log_ratio
-from oblrpo.diagnosis.course import STALLED, STEADY, WINDOW, Course
+from oblrpo.diagnosis.condition import SURE, TINY, Reading, log_ratio
+from oblrpo.diagnosis.course import SOLVED, STALLED, STEADY, WINDOW, Course
 from oblrpo.diagnosis.of_rewards import silent
 
 NEARLY_ALL = 0.9  # the share of completions cut from which on none of them ends
@@ -16,9 +16,9 @@ def entropy_collapsed(run: Course) -> Reading | None:
     """The policy has stopped exploring.
 
     It looks like a mean entropy at a tenth of its highest or less, while the reward has not risen since, or has stopped
-    rising short of solving the task; at half of it where meanwhile, with no rise of the reward at all, prompts have
-    fallen silent (`frac_reward_zero_std` from below 0.7 to above). An entropy that falls while the reward rises is
-    learning, down to 0.02 nats a token: below that hardly anything is left to choose between.
+    rising before the task is solved. Half of its highest is enough if the reward has not risen at all and meanwhile
+    prompts have fallen silent (`frac_reward_zero_std` from below 0.7 to above). An entropy that falls while the reward
+    rises is learning, unless it is below 0.02 nats a token, where hardly any choice is left.
     """
     now = run.now("entropy")
     past = run.past("entropy", now.first) if now else []
@@ -41,11 +41,11 @@ def entropy_collapsed(run: Course) -> Reading | None:
 
 
 def policy_collapsed(run: Course) -> Reading | None:
-    """The policy has lost all that it could do at once, and has become another.
+    """The policy has suddenly lost everything that it could do, and writes something else.
 
-    It looks like rewards that are all the same from some step on, and lower than any before, of completions whose
-    entropy, length or `kl` is twice what it was before the fall (entropy: a third more) or half. Where a reward
-    breaks, these stay as they were.
+    It looks like rewards that are all the same from some step on and lower than any before, while completions have
+    changed since before the fall: their entropy has grown by a third or halved, their length has doubled or halved, or
+    `kl` has doubled. If only the reward breaks, these stay as they were.
     """
     now, rewards = run.outages.now, run.columns.get("reward")
     if now is None or rewards is None or not rewards.kept or not run.outages.lasts or now.steps > 2 * run.window:
@@ -77,13 +77,13 @@ much or as little is another."""
 
 
 def all_truncated(run: Course) -> Reading | None:
-    """Every completion is cut at the limit before it has an answer: nothing can be earned.
+    """Nearly every completion is cut off before its answer, so nothing can be earned.
 
     It looks like a `completions/clipped_ratio` of nine tenths or more from the first step on, over 5 steps, while all
-    earn the same, or a mean reward between 0 and 1 is below 0.005 (of other rewards: 98 % of the prompts say nothing);
-    below 0.1 (nine tenths) after 20 steps without a rise; and no more than that was ever earned, before all earned the
-    same, either: it is an outage then. A policy built from scratch hardly ever ends an answer, and learns all the same.
-    Where answers of a fixed length earn something, the limit is meant.
+    completions earn the same, or a mean reward between 0 and 1 is below 0.005 (for other rewards: 98 % of the prompts
+    are silent). After 20 steps without a rise, a mean reward below 0.1 (nine tenths of the prompts) is enough. If more
+    than that was earned before all completions earned the same, it is an outage instead. A policy built from scratch
+    hardly ever ends an answer, and learns anyway. If answers of fixed length earn something, the limit is intended.
     """
     key, rewards = "completions/clipped_ratio", run.columns.get("reward")
     if (value := run.value(key)) is None:
@@ -110,29 +110,71 @@ def _earned(run: Course) -> bool:
     return max(means) > NOTHING[0] if run.bounded else min(means) < NOTHING[1]
 
 
-def one_answer(run: Course) -> Reading | None:
-    """The policy says the same whatever the prompt, and what it says pays a little.
+def one_answer(run: Course, paid: bool) -> Reading | None:
+    """How much the policy says the same whatever the prompt, where that pays or does not; from 1 on it does so."""
+    same, token, length = (run.now(key) for key in (SAME, TOKEN, "completions/mean_length"))
+    if same is None:
+        logged = SAME in run.columns or SAME in run.empty
+        return None if paid or logged else _earns_the_same(run)
+    shown = "completions to different prompts are the same text in {:.0%} of all pairs"
+    found = [(same.value / ONE_TEXT, SAME, same, shown)]
+    if paid and token and length and length.value >= FEW_TOKENS and not _follows_answers(run, same.value):
+        found.append((token.value / ONE_TOKEN, TOKEN, token, "{:.0%} of all tokens are one and the same"))
+    value, key, now, shown = max(found)
+    begun, earned, pays = _pay(run)
+    if pays is not paid or math.isnan(earned):
+        return None
+    then = min((mean.value for mean in run.past(key, now.first)), default=0.0)
+    words = {"key": key, "now": now.value, "then": then, "begun": begun, "earned": earned}
+    words["shown"] = shown.format(now.value) + ("" if paid else f", and earn {earned:.3g} on average")
+    return Reading(value, value * now.stderr / max(now.value, TINY), now.first, words)
 
-    It looks like half of the last 30 steps, or more, in which all completions earned the same, the same in all of
-    these, and had the same length on average: which others have not.
-    """
+
+SAME, TOKEN = "completions/same_ratio", "completions/commonest_token_ratio"
+ONE_TEXT, ONE_TOKEN = 0.8, 0.9  # the share of pairs that are one text, of tokens that are one: from there on all are
+FEW_TOKENS = 5  # completions of fewer are a word, and may be of one token
+
+
+def _follows_answers(run: Course, same: float) -> bool:
+    """Whether texts are told apart by answers, as right ones of one letter are: at random c^2 of the pairs agree."""
+    commonest = run.now("completions/commonest_ratio")
+    return commonest is not None and commonest.value >= 0.1 and same < commonest.value**2 / 2
+
+
+def _pay(run: Course) -> tuple[float, float, bool]:
+    """What is earned at first and now, and whether that is a surely risen nine tenths of what was ever earned."""
+    rewards, now, alike = run.columns.get("reward"), run.now("reward"), run.outages.now
+    earned = now.value if now else alike.earned if alike else math.nan
+    if rewards is None or not rewards.count or math.isnan(earned):
+        return math.nan, math.nan, False
+    begun = rewards.windows[0] if rewards.windows else rewards.mean()
+    low, high = (run.columns.get(key, rewards) for key in ("reward_min", "reward_max"))
+    bottom, top = min(rewards.lowest, low.lowest), max(rewards.highest, high.highest, earned)
+    risen = earned - begun.value > SURE * math.hypot(begun.stderr, now.stderr if now else 0.0)
+    solved = run.outages.solved is not None
+    return begun.value, earned, solved or (risen and earned - bottom >= SOLVED * (top - bottom))
+
+
+def _earns_the_same(run: Course) -> Reading | None:
+    """The share of the last 30 steps in which all earned the same and were as long, of which there are most."""
     now, length = run.outages.now, run.value("completions/mean_length")
     agreed = now is not None and now.shown and now.last == run.step
     answers = run.memory.setdefault("one_answer", deque(maxlen=3 * WINDOW))
     answers.append((now.figure, length) if now and agreed and length else None)
     if answers[-1] is None or len(answers) < 3 * WINDOW or run.solved or run.outages.solved:
         return None
-    lengths = run.columns["completions/mean_length"]
-    words = {"earned": answers[-1][0], "length": length, "of": run.said(len(answers))}
+    lengths, (earned, length) = run.columns["completions/mean_length"], answers[-1]
     many = answers.count(answers[-1]) if lengths.lowest < lengths.highest else 0
-    return Reading(many / len(answers), 0.0, run.step - len(answers) * run.facts.every + 1, words | {"many": many})
+    shown = f"in {many} of the last {run.said(len(answers))} all earned {earned}, with {length:.4g} tokens"
+    since = run.step - len(answers) * run.facts.every + 1
+    return Reading(2 * many / len(answers), 0.0, since, {"shown": shown})
 
 
 def far_at_once(run: Course) -> Reading | None:
-    """The policy is far from its reference, or its gradient vast, before updates can have done it.
+    """The policy is far from its reference, or its gradient is huge, before updates could have caused that.
 
-    It looks like a `kl` of 100 in the first ten steps (a policy begins at 0, and 100 nats a token are more than the
-    logits of a model span), or a `grad_norm` of 100,000, a hundred times what a sum over a thousand tokens has.
+    It looks like a `kl` of 100 in the first ten steps (a policy begins at 0, and 100 nats a token are more than a
+    model's logits span), or a `grad_norm` of 100,000, a hundred times the norm of a sum over a thousand tokens.
     """
     if run.count > run.window:
         return None
@@ -144,10 +186,10 @@ VAST = {"kl": ("KL", 100.0), "grad_norm": ("the gradient's norm", 1e5)}  # which
 
 
 def truncation(run: Course) -> Reading | None:
-    """Completions are cut before they end, and earn what half an answer earns.
+    """Completions are cut off before they end, and earn what half an answer earns.
 
     It looks like a mean `completions/clipped_ratio` above a quarter that was below a tenth before, or while the reward
-    does not rise. Where nine tenths are cut from the first step on, they are "all truncated", or it is meant.
+    does not rise. Where nine tenths are cut off from the first step on, it is "all truncated", or intended.
     """
     now = run.now("completions/clipped_ratio")
     if now is None:
@@ -163,10 +205,10 @@ def truncation(run: Course) -> Reading | None:
 
 
 def sampler_mismatch(run: Course) -> Reading | None:
-    """The sampler draws from another policy than the one that is trained.
+    """The sampler draws from a different policy than the one that is trained.
 
-    It looks like a mean |log pi - log sampler| of two steps above 0.1 nats a completion where nothing corrects it,
-    above 1 nat where importance weights do, and above 0.05 nats a token where only that is logged.
+    It looks like a mean |log pi - log sampler| over two steps above 0.1 nats a completion where nothing corrects for
+    it, above 1 nat where importance weights do, and above 0.05 nats a token where only that is logged.
     """
     per_completion, per_token = "sampling/sequence_logp_difference/mean", "sampling/sampling_logp_difference/mean"
     corrected = run.facts.corrects_sampler

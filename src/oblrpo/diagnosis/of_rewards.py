@@ -18,12 +18,12 @@ PATIENCE = 10  # windows after which a reward that has not risen is wrong
 
 
 def same_reward(run: Course) -> Reading | None:
-    """Every completion earns the same, whatever it says: what scores them is down or broken, or prompts are too hard.
+    """Every completion earns the same, whatever it says: the reward is down or broken, or prompts are too hard.
 
-    It looks like one reward, of any height, of all completions of five steps in a row (more where steps of one reward
-    are usual; 20 where a log has only the mean). The lowest and the highest reward show it, or `reward_std` and
-    `reward_stderr`. Such steps enter no other mean that comes of rewards. What is found in them, and within twenty
-    steps after, is listed under it as what follows, and needs no fix of its own.
+    It looks like one and the same reward, of any size, for all completions of five steps in a row (more where such
+    steps are common; 20 where a log has only the mean). The lowest and the highest reward show it, or `reward_std` and
+    `reward_stderr`. Such steps are left out of all other means of rewards. What is found in them, or within twenty
+    steps after, is listed under this condition as a consequence, and needs no separate fix.
     """
     reported, known = run.outages.reported, run.memory.get("same_reward")
     if not reported or (known and known.words["until"] == reported[-1].last and known.value == len(reported)):
@@ -34,10 +34,10 @@ def same_reward(run: Course) -> Reading | None:
 
 
 def solved(run: Course) -> Reading | None:
-    """The task is learned: all completions earn the most.
+    """The task is learned: all completions earn the highest reward.
 
-    It looks like "same reward", where that one reward is the highest of the run, and rewards came to it step by step or
-    held-out accuracy, where it was measured then, is above 0.9 or has risen too. A jump is not believed.
+    It looks like "same reward", at the highest reward of the run. Rewards must have approached it step by step, or
+    held-out accuracy that was measured then must be above 0.9 or have risen, too. A sudden jump does not count.
     """
     now = run.outages.solved
     words = {"earned": now.figure, "since": now.first, "found": now.found, "until": now.last} if now else {}
@@ -45,14 +45,14 @@ def solved(run: Course) -> Reading | None:
 
 
 def outlying_reward(run: Course) -> Reading | None:
-    """A few rewards lie far beyond all others, and what the others say is lost in their noise.
+    """A few rewards lie far beyond all others, and drown them in noise.
 
-    It looks like a reward that lies more than 10 from the mean of its step; 100 times as far as the middle half of a
-    step's rewards has ever spanned (`reward_iqr`; where that is 0 or not logged, as any reward of the steps before
-    lay); and 20 times as far as rewards of a prompt usually spread. So no success is one that pays up to 10, or that
-    one completion in fifty has. Such a step enters no mean of rewards. A log without lowest and highest reward shows
-    the worst alone: a `reward_std` of 20 times the highest of the last 50, or without it a mean that lies 100 times as
-    far from the last 50 as these from one another and from 0; and more than 10.
+    It looks like a reward whose distance from the mean of its step is more than 10, is 100 times the widest span of the
+    middle half of any step's rewards (`reward_iqr`; if that is 0 or not logged, 100 times the distance of any earlier
+    reward), and is 20 times the usual spread of a prompt's rewards. So a success that pays up to 10, or that one
+    completion in fifty has, does not count. Such a step enters no mean of rewards. A log without lowest and highest
+    reward shows only the worst cases: a `reward_std` that differs from the median of the last 50 by more than 10 and by
+    20 times their highest; without it, a mean that differs by more than 10 and by 100 times their range, 0 included.
     """
     known: Reading | None = run.memory.get("outlying_reward")
     new = (_of_ends if "reward_max" in run.row else _of_means)(run) if "reward" in run.row else None
@@ -77,7 +77,7 @@ def _of_ends(run: Course) -> Reading | None:
         run.memory["reach"] = rows + 1, max(reach, far)
         return None
     within = [value for _, value, _ in spread.last] if spread else []
-    out = f"reach from {low:.3g} to {high:.3g}, {far / usual:.3g} times as far from their mean as is usual"
+    out = f"range from {low:.3g} to {high:.3g}, {far / usual:.3g} times as far from their mean as usual"
     words = {"shown": f"those of {run.facts.unit} {run.step} {out}"}
     return Reading(far / usual, 0.0, run.step, words) if far >= PLENTY * statistics.median(within or [0.0]) else None
 
@@ -103,8 +103,8 @@ def _of_means(run: Course) -> Reading | None:
 def reward_fell(run: Course) -> Reading | None:
     """The policy has lost what it could do.
 
-    It looks like a mean reward of 10 steps that has lost three tenths of the best, or half of what was gained until
-    then, where that was much. A step that was too long is the most common reason.
+    It looks like a mean reward over 10 steps that has lost three tenths of the best such mean, or half of what had
+    been gained by then, if that was a lot. The most common cause is a step that was too long.
     """
     now = run.now("reward")
     past = run.past("reward", now.first) if now else []
@@ -123,10 +123,10 @@ def reward_fell(run: Course) -> Reading | None:
 
 
 def groups_of_one(run: Course) -> Reading | None:
-    """Advantages are the rewards themselves: a group of one completion has no other to be compared with.
+    """Advantages equal the rewards: in a group of one, no completion is compared with another.
 
-    It looks like a `critic/advantages/mean` of verl's that lies no farther from the mean reward than a tenth of it, on
-    average over all steps, three at least. Where completions of a prompt are compared, advantages are 0 on average.
+    It looks like verl's `critic/advantages/mean` lying within a tenth of the mean reward, on average over all steps, at
+    least three. If completions of a prompt were compared, advantages would be 0 on average.
     """
     advantage, reward = run.value("critic/advantages/mean"), run.value("reward")
     if advantage is None or reward is None:
@@ -166,7 +166,7 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
 
 
 def still(run: Course, fewest: int, key: str = "reward") -> Reading | None:
-    """By how much a reward has risen less than it should have, after so many windows at least, or 2 of the lowest."""
+    """How far a reward has stayed below the rise it should have, over `fewest` windows (2 if it stays the lowest)."""
     now, windows = run.now(key), run.past(key, run.step + 1)
     n = len(windows)
     if now is None or n < 2 or run.solved:
@@ -196,7 +196,7 @@ def still(run: Course, fewest: int, key: str = "reward") -> Reading | None:
 def no_progress_yet(run: Course) -> Reading | None:
     """Nothing is learned so far, and noise does not explain that.
 
-    It looks like the condition before, in 40 steps or more, and fewer than 100. Many runs begin so.
+    It looks like "no progress", after 40 steps or more, but fewer than 100. Many runs begin this way.
     """
     column = run.columns.get("reward")
     reading = still(run, 4) if column and column.count < PATIENCE * run.window else None
@@ -205,10 +205,10 @@ def no_progress_yet(run: Course) -> Reading | None:
 
 
 def rewards_agree(run: Course) -> Reading | None:
-    """Completions of a prompt earn more and more the same, before the task is solved.
+    """The rewards of a prompt's completions become more and more alike before the task is solved.
 
-    It looks like a mean `reward_std` at a fifth of its highest or less, while the reward has stopped rising, in a log
-    without `frac_reward_zero_std`, which shows it better.
+    It looks like a mean `reward_std` at a fifth of its highest or less, while the reward has stopped rising. Only logs
+    without `frac_reward_zero_std`, which shows it better, are checked for it.
     """
     now = run.now("reward_std")
     past = run.past("reward_std", now.first) if now and run.now("frac_reward_zero_std") is None else []
@@ -219,10 +219,10 @@ def rewards_agree(run: Course) -> Reading | None:
 
 
 def rewards_missing(run: Course) -> Reading | None:
-    """The reward function fails on many completions, which are left out of everything.
+    """The reward function fails on many completions, which are then left out of training.
 
-    It looks like a mean `completions/masked_ratio` above a tenth over 10 steps, or a step in which no completion has a
-    reward, or that made no update for want of rewards.
+    It looks like a mean `completions/masked_ratio` above a tenth over 10 steps, a step in which no completion has a
+    reward, or one that made no update because too few have.
     """
     share, column = run.value("completions/masked_ratio"), run.columns.get("completions/masked_ratio")
     if share == 1 or (run.value("frac_prompts_masked") == 1 and not run.value("skipped")):

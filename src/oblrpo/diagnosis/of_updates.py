@@ -13,17 +13,17 @@ from oblrpo.diagnosis.course import SPARSE, WINDOW, Course
 def not_finite(run: Course) -> Reading | None:
     """Numbers have overflowed.
 
-    It looks like NaN or infinity in the log, or a step that `oblrpo train` has skipped for that (`skipped` 1), which
-    changes nothing.
+    It looks like NaN or infinity in the log, or a step that `oblrpo train` has skipped for that reason (`skipped` is
+    1), without changing anything.
     """
     skipped = run.value("skipped")
     return None if skipped is None else Reading(skipped, 0.0, run.step, {"step": run.step, "what": run.overflow})
 
 
 def loss_of_zero(run: Course) -> Reading | None:
-    """The loss of GRPO and its kin is 0, and the policy learns all the same.
+    """The loss of GRPO and its relatives is 0, and the policy learns anyway.
 
-    It looks like a `loss` of exactly 0 in three rows and all others, beside a `grad_norm` above 0.
+    It looks like a `loss` of exactly 0 in every row, at least three, with a `grad_norm` above 0.
     """
     loss, norm = run.columns.get("loss"), run.columns.get("grad_norm")
     if not loss or not norm or loss.lowest or loss.highest or norm.highest <= 0:
@@ -32,7 +32,7 @@ def loss_of_zero(run: Course) -> Reading | None:
 
 
 def without_gradient(run: Course, differing: bool) -> Reading | None:
-    """By how many rows in a row without a gradient, of three: those show that rewards of a prompt differ, or do not."""
+    """How many rows in a row have no gradient, as a share of three; in them, rewards of a prompt differ, or not."""
     norm, share, spread = (run.value(key) for key in ("grad_norm", "frac_reward_zero_std", "reward_std"))
     if norm is None or run.value("reward") is None:
         return None
@@ -49,8 +49,8 @@ def without_gradient(run: Course, differing: bool) -> Reading | None:
 def gradient_spikes(run: Course) -> Reading | None:
     """Single batches move the policy far more than the others.
 
-    It looks like three steps of the last 100, or one that is 30 times as large, whose `grad_norm` is ten times the
-    median of the 50 steps before, and far outside of their spread.
+    It looks like a `grad_norm` of ten times the median of the 50 steps before, and far outside their spread, in three
+    of the last 100 steps. A single step is enough if it is 30 times the median.
     """
     norm = run.value("grad_norm")
     memory = run.memory.setdefault("gradient_spikes", {"logs": deque(maxlen=50), "spikes": deque(maxlen=100)})
@@ -76,8 +76,8 @@ def gradient_spikes(run: Course) -> Reading | None:
 def rate_collapsed(run: Course) -> Reading | None:
     """The learning rate has collapsed, and with it learning.
 
-    It looks like a rate (of a schedule that follows the signal: its factor `lr_factor`) at one hundredth of its highest
-    or less for ten steps, and for a tenth of the run, which no cosine or linear decay does.
+    It looks like a rate (or, with a schedule that follows the signal, `lr_factor`) at one hundredth of its highest or
+    less for ten steps and for a tenth of the run. No cosine or linear decay stays that low for so long.
     """
     if run.facts.measured_rate:  # it follows no signal, and where it begins may be far too high
         return None
@@ -98,7 +98,7 @@ def rate_collapsed(run: Course) -> Reading | None:
 def rate_oscillates(run: Course) -> Reading | None:
     """An adaptive rate overshoots and corrects itself, again and again.
 
-    It looks like a rate whose changes over 20 steps are by a factor of two or more, and turn nearly every time.
+    It looks like a rate that over 20 steps changes by a factor of two or more, up and down nearly every time.
     """
     rate = run.value("learning_rate")
     logs: deque[float] = run.memory.setdefault("rate_oscillates", deque(maxlen=2 * WINDOW + 1))
@@ -118,7 +118,7 @@ def rate_oscillates(run: Course) -> Reading | None:
 def updates_lost(run: Course) -> Reading | None:
     """Updates are too small for the weights' data type.
 
-    It looks like `step_kl` of exactly 0 for ten steps with a gradient.
+    It looks like a `step_kl` of exactly 0 in ten steps that have a gradient.
     """
     moved, norm = run.value("step_kl"), run.value("grad_norm")
     if moved is None or norm is None:
@@ -128,12 +128,12 @@ def updates_lost(run: Course) -> Reading | None:
 
 
 def steps_too_short(run: Course) -> Reading | None:
-    """Steps stay far shorter than they are meant to be: the policy stands still though there is something to learn.
+    """Steps stay far shorter than intended: the policy stands still though there is something to learn.
 
-    It looks like a `step_kl` below a hundredth of `step_kl_target` for ten steps and a quarter of the run (it is so for
-    the last fifth of a cosine decay), at a rate that has not doubled since, as a run's first rates do, and an entropy
-    above a tenth of its highest: a policy that is sure of all it does cannot be moved, and one that earns nine tenths
-    of what lies between 0 and 1 need not.
+    It looks like a `step_kl` below a hundredth of `step_kl_target` for ten steps and a quarter of the run (a cosine
+    decay does this in its last fifth). The rate has not doubled since, as a run's first rates do. Entropy is above a
+    tenth of its highest, since a policy that is sure of all it writes cannot be moved. One that earns nine tenths of
+    rewards between 0 and 1 need not move.
     """
     moved, meant, rate, entropy = map(run.value, ("step_kl", "step_kl_target", "learning_rate", "entropy"))
     if moved is None or not meant or rate is None or entropy is None:
@@ -148,10 +148,10 @@ def steps_too_short(run: Course) -> Reading | None:
 
 
 def baselines_explode(run: Course) -> Reading | None:
-    """A few rewards, or weights, have made baselines far larger than rewards are.
+    """A few rewards, or weights, have made baselines far larger than the rewards.
 
-    It looks like a `baseline/spread` of ten times its median, wider than rewards of a prompt spread, and than half of
-    the range of rewards between 0 and 1: that of a policy that learns some prompts first grows, too.
+    It looks like a `baseline/spread` of ten times its median, and larger than the spread of a prompt's rewards. With
+    rewards between 0 and 1 it must also be above 0.7, because it grows in a policy that learns some prompts first, too.
     """
     spread = run.value("baseline/spread")
     if spread is None:
@@ -163,7 +163,7 @@ def baselines_explode(run: Course) -> Reading | None:
         del spreads[::2]
     if usual == 0 or spread <= (run.value("reward_std") or 0.0):  # most steps so far paid nothing, which is no scale
         return None
-    if run.bounded and spread <= 0.5:
+    if run.bounded and spread <= math.sqrt(0.5):  # of two prompts, the greatest
         return None
     shrink = "" if run.facts.looks_across else ", or use the baseline oblr_shrunk"
     return Reading(spread / usual, 0.0, run.step, {"now": spread, "usual": usual, "shrink": shrink})

@@ -40,54 +40,63 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("all truncated", policy.all_truncated, (CUT, "reward"), policy.NEARLY_ALL,
         turns={"+max_completion_length"}, brings=DAMAGE | {"same reward", "gradient cut off"},
         sentence="From the first step on {value:.0%} of the completions are truncated, with next to no reward.",
-        cure="They reach no answer: raise max_completion_length. If no length is enough, answers have no end: use the "
-             "model's chat template, and a token that ends a turn."),
+        cure="Completions are cut off before the answer: raise max_completion_length. If no length is enough, they "
+             "never end: use the model's chat template, and an end-of-turn token."),
     Condition("policy collapsed", policy.policy_collapsed, ("reward", "entropy"), 1, turns={"-learning_rate"},
         brings=RUIN, rows=True,
         sentence="The policy has collapsed: since {unit} {first} every completion gets reward {earned}, and {what} is "
                  "{now:.3g} where it was {then:.3g} around {unit} {step}.",
-        cure="A broken reward alone does not do that. " + TOO_LONG),
+        cure="A broken reward alone would not change the policy. " + TOO_LONG),
     Condition("reward without accuracy", parts.reward_without_accuracy, ("reward", "eval/accuracy"), 0.05,
-        brings=DAMAGE | {"same reward", "solved", "task traded"},
+        brings=DAMAGE | {"same reward", "solved", "task traded", "one answer pays"},
         sentence="The reward {reward}, but held-out accuracy {accuracy}.",
         cure="Read completions: the reward can be earned without solving the task, or the training prompts are "
              "memorized. Fix the reward, use more prompts, or stop where held-out accuracy was best."),
+    Condition("one answer pays", partial(policy.one_answer, paid=True), (policy.SAME, policy.TOKEN, "reward"), 1,
+        brings=DAMAGE | {"same reward", "solved", "task traded"}, mends=True,
+        description='The reward is earned without reading the prompt. It looks like "one answer", or like 90 % of all '
+                    "tokens that are one and the same where completions have 5 or more, while the mean reward has "
+                    "surely risen to nine tenths of what lies between the lowest and the highest so far. Such a run is "
+                    'not "solved". Where answers are all the same, nothing is said.',
+        sentence="The reward {is} paid for one answer to all prompts: it {has} risen from {begun:.2f} to {earned:.2f}, "
+                 "and {shown}.",
+        cure="Read completions, and pay for what the prompt asks for: an answer, say, less what repeats itself. If one "
+             "answer is right for all prompts, nothing is wrong."),
     Condition("same reward", rewards.same_reward, ("reward",), 1, turns={"-learning_rate"}, brings=OUTAGE, updated=True,
         rows=True, collapse=True, sentence="Nothing to learn from: every completion got the same reward, {earned}.",
-        cure="Check the reward: score some of these completions by hand; are any empty? If it is right, and rewards "
-             "differed before, updates were too large: {shorten}. If they never did, choose other prompts, raise "
-             "num_generations, or start with supervised learning."),
+        cure="Check the reward: score some of these completions by hand; are any empty? If the reward is right, and "
+             "rewards differed before, updates were too large: {shorten}. If they never differed, choose other "
+             "prompts, raise num_generations, or start with supervised learning."),
     Condition("outlying reward", rewards.outlying_reward, ("reward",), rewards.OUTLYING,
         brings=DAMAGE | {"all truncated", "policy collapsed"}, rows=True, updated=True,
         sentence="Outlying rewards{often}: {shown}.",
-        cure="Read their completions, and bound the reward where it is computed, or set reward_clip. If nothing is "
-             "learned since, go back to a checkpoint from before."),
+        cure="Read those completions, and bound the reward where it is computed, or set reward_clip. If nothing has "
+             "been learned since, go back to an earlier checkpoint."),
     Condition("not finite", updates.not_finite, ("skipped",), 1, turns={"-learning_rate"}, brings=RUIN, rows=True,
         sentence="NaN or infinite in {unit} {step}: {what}.",
         cure="Check that step's rewards for outliers, infinities and missing values. If it happens again, make "
              "updates smaller ({shorten}), and restart from an earlier checkpoint."),
     Condition("far at once", policy.far_at_once, ("kl",), 1, turns={"-learning_rate"}, brings=RUIN, rows=True,
-        sentence="In {unit} {step} {shown}, before updates can have done that.",
-        cure="The policy begins as its reference: find what makes the two differ, such as another base model or "
+        sentence="In {unit} {step} {shown}, before updates could have caused that.",
+        cure="Policy and reference start out the same: find what makes them differ, such as another base model or "
              "adapter, dropout, dtype, padding or chat template. If KL was 0 at first, updates are too large: "
              "{shorten}."),
     Condition("groups of one", rewards.groups_of_one, ("reward",), 0.9, brings=DAMAGE,
         rows=True,
-        sentence="Advantages are the rewards themselves, in {rows}: there is nothing that a completion is compared "
-                 "with.",
+        sentence="Advantages equal the rewards, in {rows}: no completion is compared with another.",
         cure="Sample several completions of each prompt (verl: rollout.n, TRL: num_generations), or use an algorithm "
              "that needs no groups."),
     Condition("gradient cut off", partial(updates.without_gradient, differing=True), (NORM, "reward"), 1,
         brings=STANDSTILL, rows=True,
-        description="Rewards differ, and no gradient reaches the weights: nothing can be learned. It looks like "
-                    "`grad_norm` 0 for three rows in a row that show rewards of a prompt to differ: "
-                    "`frac_reward_zero_std` below 1, or a `reward_std` above 0 in a log without it. Where a log has "
-                    'but one or two rows, these will do. A "loss of zero" is no sign of it.',
+        description="Rewards differ, but no gradient reaches the weights, so nothing can be learned. It looks like a "
+                    "`grad_norm` of 0 in three rows in a row, in which rewards of a prompt differ: "
+                    "`frac_reward_zero_std` is below 1, or in a log without it `reward_std` is above 0. If a log has "
+                    'only one or two rows, they are enough. A "loss of zero" is not a sign of it.',
         sentence="For {rows} there was no gradient (grad_norm 0), though completions of a prompt got different "
                  "rewards.",
-        cure="The reward is not the cause: find what cuts the weights off from the loss. They are frozen, or all "
-             "tokens are masked, or gradient checkpointing is reentrant under an adapter (use_reentrant False, or "
-             "enable_input_require_grads). In float16 the loss scaler may have skipped a first step."),
+        cure="The reward is not the cause: find what cuts the weights off from the loss. They may be frozen, all "
+             "tokens may be masked, or gradient checkpointing may be reentrant under an adapter (set use_reentrant to "
+             "False, or call enable_input_require_grads). In float16 the loss scaler may have skipped a first step."),
     Condition("reward fell", rewards.reward_fell, ("reward",), rewards.LOST, turns={"-learning_rate"}, brings=RUIN,
         collapse=True, mends=True,
         sentence="The reward {has} fallen: its mean over {window} {is} {now:.3f}, down from {then:.3f} around {unit} "
@@ -97,51 +106,56 @@ CONDITIONS: tuple[Condition, ...] = (
         brings=DAMAGE | {"same reward", "solved"},
         sentence="{part} has fallen from {best:.2f} to {now:.2f} since {unit} {then}, while the total reward has "
                  "risen.",
-        cure="The rest of the reward is earned at the task's expense: read completions, and fix or downweight it."),
+        cure="Other rewards are earned at the task's expense: read completions, and fix or downweight those rewards."),
     Condition("format saturated", parts.format_saturated, ("rewards/*/mean", "reward"), 0.5,
         brings=STANDSTILL | {"same reward"},
         sentence="{done} is saturated (mean {high:.2f}), but {open} is low (mean {low:.2f}) and does not rise.",
-        cure="The format part is learned; the task part is not, and the sum hides that. Drop the saturated reward or "
-             "lower its weight, or choose prompts whose task is solved sometimes."),
+        cure="The sum hides that the task is not learned: drop the saturated reward or lower its weight, or choose "
+             "prompts that are solved sometimes."),
     Condition("no gradient", partial(updates.without_gradient, differing=False), (NORM, "reward"), 1,
         turns={"+temperature"}, brings=STANDSTILL, rows=True,
-        description="Nothing reaches the weights, though not all completions earn the same: those of each prompt do. "
-                    "It looks like `grad_norm` 0 for three rows in a row, of which none shows that rewards of a "
-                    "prompt differ.",
+        description="No gradient reaches the weights, because the completions of each prompt earn the same, even "
+                    "though prompts differ. It looks like a `grad_norm` of 0 in three rows in a row, none of which "
+                    "shows that rewards of a prompt differ.",
         sentence="For {rows} there was no gradient: all completions of {most} got the same reward{known}.",
-        cure="Choose prompts that are solved sometimes, or raise temperature or num_generations. If their rewards "
-             "differ, find what cuts the weights off from the loss: they are frozen, or all tokens are masked."),
+        cure="Choose prompts that are solved sometimes, or raise temperature or num_generations. If rewards of a "
+             "prompt do differ, find what cuts the weights off from the loss: they may be frozen, or all tokens "
+             "masked."),
     Condition("entropy collapsed", policy.entropy_collapsed, ("entropy", "reward"), log(10),
         turns={"-learning_rate", "+temperature"}, brings=DAMAGE, collapse=True, mends=True,
         sentence="Entropy {has} collapsed: it {is} {now:.3g} nats per token, down from {then:.3g} around {unit} "
                  "{step}.",
         cure="Completions of a prompt are nearly identical. Go back to an earlier checkpoint and make updates smaller "
              "({shorten}), raise temperature or epsilon_high, or use more varied prompts."),
-    Condition("one answer", policy.one_answer, ("reward", LENGTH), 0.5, turns={"-learning_rate", "+temperature"},
-        brings=DAMAGE, rows=True,
-        sentence="Completions have become one answer: in {many} of the last {of} all earned {earned}, with "
-                 "{length:.4g} tokens.",
-        cure="Read it: the reward should not pay for it. Go back to an earlier checkpoint, raise temperature or "
-             "num_generations, and make updates smaller ({shorten})."),
+    Condition("one answer", partial(policy.one_answer, paid=False), ("reward", LENGTH), 1,
+        turns={"-learning_rate", "+temperature"}, brings=DAMAGE, rows=True,
+        description="The policy says the same whatever the prompt. It looks like completions that are the same text in "
+                    "80 % of the pairs of prompts with different answers, over 10 steps (`completions/same_ratio`). In "
+                    "a log without it, like half of the last 30 steps, or more, in which all completions earned the "
+                    "same, the same in all of these, and had the same length on average, which others have not. It is "
+                    "dropped if the reward rises later: runs whose answers are one word may pass through it.",
+        sentence="Completions have become one answer to all prompts: {shown}.",
+        cure="Go back to an earlier checkpoint, raise temperature or num_generations, and make updates smaller "
+             "({shorten})."),
     Condition("entropy exploded", partial(changed, key="entropy", factor=1 / 2, by=0.5), ("entropy", "reward"), log(2),
         turns={"-learning_rate"}, brings=DAMAGE, mends=True,
-        description="The policy writes ever more at random. It looks like a mean entropy of twice its lowest or more, "
-                    "and half a nat above it, with no rise of the reward since.",
+        description="What the policy writes becomes more and more random. It looks like a mean entropy at least twice "
+                    "its lowest value and half a nat above it, with no rise of the reward since.",
         sentence="Entropy {has} exploded: it {is} {now:.3g} nats per token, up from {then:.3g} around {unit} {step}, "
                  "and the reward {does} not rise.",
         cure="The policy drifts towards noise. " + TOO_LONG),
     Condition("KL runs away", partial(changed, key="kl", factor=1 / 3, least=0.3, enough=1.0), ("kl", "reward"), log(3),
         turns={"-learning_rate"}, brings=DAMAGE, mends=True,
-        description="The policy moves away from its reference and gets nothing for it. It looks like a mean `kl` of "
-                    "three times what it was, above 0.3 nats a token, with no rise of the reward since; above 1 nat a "
-                    "token whatever the reward does.",
-        sentence="The policy {runs} away from its reference: the KL penalty's term {is} {now:.3g} nats per token, up "
-                 "from {then:.3g} around {unit} {step}.",
+        description="The policy moves away from its reference and earns nothing by it. It looks like a mean `kl` of "
+                    "three times what it was. It must be above 0.3 nats a token with no rise of the reward since, or "
+                    "above 1 nat a token, whatever the reward does.",
+        sentence="The policy {runs} away from its reference: KL {is} {now:.3g} nats per token, up from {then:.3g} "
+                 "around {unit} {step}.",
         cure="Make updates smaller ({shorten}), raise beta, or go back to an earlier checkpoint."),
     Condition("length runs away", partial(changed, key=LENGTH, factor=1 / 2), (LENGTH, "reward"), log(2),
         turns={"-max_completion_length"}, brings=DAMAGE, mends=True,
-        description="Completions become longer, and no better. It looks like a mean length of twice what it was, with "
-                    "no rise of the reward since. Length that brings reward is no illness.",
+        description="Completions get longer, but no better. It looks like a mean length of twice what it was, with no "
+                    "rise of the reward since. Length that earns reward is not a problem.",
         sentence="Length {runs} away: {now:.0f} tokens, up from {then:.0f} around {unit} {step}; the reward {has} not "
                  "risen.",
         cure="Read the longest completions: do they repeat themselves? Reward the answer and not the length, mask or "
@@ -149,11 +163,11 @@ CONDITIONS: tuple[Condition, ...] = (
              "tokens)."),
     Condition("length shrinks", partial(changed, key=LENGTH, factor=2.0), (LENGTH, "reward"), log(2),
         turns={"-learning_rate"}, brings=DAMAGE, collapse=True, mends=True,
-        description="Completions become shorter, and no better. It looks like a mean length of half of what it was or "
+        description="Completions get shorter, but no better. It looks like a mean length of half of what it was or "
                     "less, with no rise of the reward since.",
         sentence="Length {shrinks}: {now:.0f} tokens, down from {then:.0f} around {unit} {step}; the reward {has} not "
                  "risen.",
-        cure="Read some completions: is the answer still there? Check what the reward gives an empty one. " + TOO_LONG),
+        cure="Read some completions: is the answer still there? Check what an empty one earns. " + TOO_LONG),
     Condition("rate collapsed", updates.rate_collapsed, ("learning_rate",), 10, turns={"+prompts"}, brings=STANDSTILL,
         rows=True,
         sentence="The learning rate has collapsed: for {value:.0f} {unit}s it has been below 1 % of its maximum "
@@ -162,16 +176,16 @@ CONDITIONS: tuple[Condition, ...] = (
              "set schedule to off to continue regardless. Otherwise check the scheduler and its number of steps."),
     Condition("updates lost", updates.updates_lost, ("step_kl", NORM), 10, turns={"+learning_rate"}, brings=STANDSTILL,
         rows=True, sentence="For {value} {unit}s updates at a learning rate of {rate:.1e} changed no log-probability.",
-        cure="They are lost in rounding: raise learning_rate, or keep the weights in float32."),
+        cure="Updates are lost to rounding: raise learning_rate, or keep the weights in float32."),
     Condition("steps too short", updates.steps_too_short, ("step_kl", "step_kl_target", "learning_rate", "entropy"), 10,
         brings=STANDSTILL, rows=True,
         sentence="Steps are far too short: for {value:.0f} {unit}s each has moved the policy by less than a hundredth "
-                 "of what was meant, the last by {moved:.1g} of {meant:.2g} nats.",
-        cure="The measured rate is stuck: go back to a checkpoint from before, look for outlying rewards and gradient "
-             "spikes around it, or set a rate (schedule off)."),
+                 "of the intended distance, the last by {moved:.1g} of {meant:.2g} nats.",
+        cure="The measured rate is stuck: look for outlying rewards and gradient spikes where this began, and go back "
+             "to an earlier checkpoint or set a rate (schedule off)."),
     Condition("rewards missing", rewards.rewards_missing, (MASKED,), 0.1, brings=STANDSTILL, rows=True,
         sentence="{value:.0%} of the completions of {many} have no reward.{update}",
-        cure="Check the reward function's errors."),
+        cure="Check the reward function for errors."),
     Condition("sampler mismatch", policy.sampler_mismatch, ("sampling/sampling_logp_difference/mean",), 1,
         turns={"-max_completion_length"}, brings=RUIN,
         sentence="Sampler and trainer disagree: their log-probabilities of {what} differ by {apart:.2g} nats on "
@@ -183,11 +197,11 @@ CONDITIONS: tuple[Condition, ...] = (
         cure="Check that step's rewards for outliers, and clip them{shrink}."),
     Condition("gradient grows", partial(changed, key=NORM, factor=1 / 10, enough_times=50.0, median=True),
         (NORM, "reward"), log(10), turns={"-learning_rate"}, brings=DAMAGE, mends=True,
-        description="The gradient becomes ever larger, and the policy no better. It looks like a mean `grad_norm` of "
-                    "ten times what it was, with no rise of the reward since; of fifty times, whatever the reward "
-                    "does. The median has grown as much, since a mean grows by a single spike.",
+        description="The gradient keeps growing, and the policy gets no better. It looks like a mean `grad_norm` of "
+                    "ten times what it was, with no rise of the reward since, or of fifty times, whatever the reward "
+                    "does. The median must have grown as much, because a single spike can raise a mean.",
         sentence="The gradient {grows}: its norm {is} {now:.3g}, up from {then:.3g} around {unit} {step}.",
-        cure="Set max_grad_norm near its usual norm. " + TOO_LONG),
+        cure="Set max_grad_norm near the usual norm. " + TOO_LONG),
     Condition("gradient spikes", updates.gradient_spikes, (NORM,), 3, turns={"-learning_rate"}, brings=DAMAGE,
         rows=True,
         sentence="The gradient spikes: its norm was {norm:.3g} in {unit} {step}, {times:.0f} times the median "
@@ -197,9 +211,9 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("rate oscillates", updates.rate_oscillates, ("learning_rate",), log(2), turns={"+prompts"}, brings=DAMAGE,
         rows=True,
         sentence="The learning rate oscillates: each step changes it by a factor of {factor:.1f}, up and down.",
-        cure="Use more prompts per step, so that the measurement is less noisy, or a fixed rate."),
+        cure="Use more prompts per step, which makes the measurement less noisy, or a fixed rate."),
     Condition("clipping", partial(mean, key=CLIPPED), (CLIPPED,), 0.25, turns={"-learning_rate"}, brings=DAMAGE,
-        description="Updates go so far that the ratio leaves out much of the batch. It looks like a mean "
+        description="Updates go so far that clipping removes much of the batch. It looks like a mean "
                     "`clip_ratio/region_mean` above a quarter.",
         sentence="{value:.0%} of the tokens are clipped, and no longer contribute to the updates.",
         cure="Make fewer updates per batch (num_iterations, steps_per_generation), or smaller ones: {shorten}."),
@@ -211,9 +225,9 @@ CONDITIONS: tuple[Condition, ...] = (
         brings=STANDSTILL,
         description="Most prompts give no gradient: all their completions earn the same. It looks like a mean "
                     "`frac_reward_zero_std` above 0.7 over 20 steps, after 60 or more, while the reward has stopped "
-                    "rising, or never rose, short of what there is to learn. A reward below one half says that "
-                    "prompts are too hard, above that they are too easy. A baseline that looks across prompts learns "
-                    "from them all the same.",
+                    "rising, or never rose, with more left to learn. A reward below one half means that prompts are "
+                    "too hard; above it, they are too easy. A baseline that looks across prompts learns from such "
+                    "prompts, too.",
         sentence="All completions of {value:.0%} of the prompts got the same reward over {long}, and gave no "
                  "gradient: these prompts are too {which} (mean reward {reward:.2f}).",
         cure="Choose prompts that are solved sometimes, raise num_generations, or use a baseline that looks across "
@@ -225,11 +239,11 @@ CONDITIONS: tuple[Condition, ...] = (
         cure="Advantages are close to 0: choose other prompts, or raise temperature or num_generations."),
     Condition("no progress", partial(rewards.still, fewest=rewards.PATIENCE), ("reward",), 0, sure=3.0,
         turns={"+learning_rate"}, brings={"no progress yet"},
-        description="Nothing is learned, and noise does not explain that. It looks like a line through the rewards of "
-                    "all steps that has not risen, in 100 steps or more, by a quarter of what rewards of a prompt "
-                    "spread (of their size where that is not known), surely. A run whose noise hides such a rise is "
-                    "too short to say. Where the mean of each step is 0 (the lowest reward, where it is known), as "
-                    "that of rare successes is when it is rounded to 0.000, 20 steps will do.",
+        description="Nothing is learned, and noise does not explain that. It looks like a line, fitted to the rewards "
+                    "of 100 steps or more, that surely has not risen by a quarter of the spread of a prompt's rewards "
+                    "(of their size where the spread is not known). If noise could hide such a rise, the run is too "
+                    "short to tell. If the mean of every step is 0 (or the lowest reward, where that is known), as "
+                    "with rare successes rounded to 0.000, 20 steps are enough.",
         sentence=NOT_RISEN,
         cure="Check that the reward can be earned at all, and choose prompts that are solved sometimes. If entropy "
              "and KL do not move either, raise learning_rate, or let schedule auto measure it."),
@@ -238,27 +252,27 @@ CONDITIONS: tuple[Condition, ...] = (
         sentence=NOT_RISEN,
         cure="It is too early to say: wait for {enough}."),
     Condition("solved", rewards.solved, ("reward",), 1, wrong=False, updated=True, rows=True,
-        sentence="Every completion has had reward {earned}, the most seen so far, since {unit} {since}.",
+        sentence="Every completion has had reward {earned}, the highest seen so far, since {unit} {since}.",
         cure="Stop here, or continue with harder prompts. If more can be earned, reward the steps towards it."),
     Condition("prompts used up", partial(rewards.silent, after_rise=True), (SILENT, "reward"), 0.7, healthy=0.5,
         wrong=False,
         description="The task is learned as far as these prompts teach it. It looks like a mean "
-                    "`frac_reward_zero_std` above 0.7 after the reward has risen to 0.75 or more (by more than "
-                    "rewards of a prompt ever spread, where they are not between 0 and 1), and has stopped rising. "
-                    "Nothing is wrong.",
-        sentence="Prompts are used up: the reward has risen to {reward:.2f}, and {value:.0%} of them give no gradient "
-                 "now.",
+                    "`frac_reward_zero_std` above 0.7 after the reward has risen to 0.75 or more and has stopped "
+                    "rising. Rewards that are not between 0 and 1 must have risen by more than those of a prompt ever "
+                    "spread. Nothing is wrong.",
+        sentence="Prompts are used up: the reward has risen to {reward:.2f}, and {value:.0%} of the prompts now give "
+                 "no gradient.",
         cure="Stop here, or continue with harder prompts."),
     Condition("loss of zero", updates.loss_of_zero, ("loss", NORM), 3, wrong=False,
-        sentence="The loss is 0 in every {unit}, though there is a gradient: it is no measure of progress.",
-        cure="GRPO's is 0 in the first update of a batch, where advantages sum to 0. Watch the reward."),
+        sentence="The loss is 0 in every {unit}, though there is a gradient: it does not measure progress.",
+        cure="GRPO's loss is 0 in the first update on a batch, because advantages sum to 0. Watch the reward."),
     Condition("batch far below", partial(updates.n_snr, less_than=0.1), ("signal2", "trace_cov", "reward"), 0,
         turns={"+prompts"}, wrong=False,
         description="The batch is so small that its gradient is nearly all noise. It looks like an N SNR below 0.1, "
-                    "surely, of the signal and the noise of 20 steps, while the task is not solved. Runs do learn so, "
-                    "slowly: nothing is wrong.",
+                    "surely, of the signal and the noise of 20 steps, while the task is not solved. Runs do learn "
+                    "this way, slowly: nothing is wrong.",
         sentence="The batch is far below the critical batch: its N SNR is {n_snr:.2g} +- {margin:.1g}, less than 0.1.",
-        cure="Nearly all of each gradient is noise: more prompts per step would pay off in full."),
+        cure="Nearly all of each gradient is noise: more prompts per step would improve steps almost in proportion."),
     Condition("batch far above", partial(updates.n_snr), ("signal2", "trace_cov"), 10, healthy=5.0, turns={"-prompts"},
         wrong=False,
         description="The batch is larger than its gradient needs. It looks like an N SNR above 10 of the signal and "

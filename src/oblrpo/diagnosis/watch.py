@@ -14,11 +14,11 @@ from oblrpo.diagnosis.table import CONDITIONS
 
 EACH_ROW = [condition for condition in CONDITIONS if condition.rows]
 LONGER = "length runs away"
-STALLS = {"all truncated", "silent groups", "rewards agree", "format saturated", "no progress", LONGER}
+STALLS = {"all truncated", "one answer", "silent groups", "rewards agree", "format saturated", "no progress", LONGER}
 """What is dropped when the reward has risen since (length: since it began to grow): slow runs begin like that."""
 PASSING = ("outlying reward", "not finite")
 """The conditions that explain what is found while they hold and soon after, and nothing later."""
-PAID = ("reward without accuracy", "task traded", "format saturated")
+PAID = ("reward without accuracy", "one answer pays", "task traded", "format saturated")
 """The conditions in which completions come to earn the most: they explain no outage in which they earn less."""
 TENSES = [dict(zip(("has", "is", "does", "runs", "shrinks", "grows"), words.split(), strict=True))
           for words in ("has is does runs shrinks grows", "had was did ran shrank grew")]  # fmt: skip
@@ -118,19 +118,21 @@ class Watch:
                 if known and condition.updated:
                     del self.found[condition.name]
                 elif known and condition.mends and not known.over and self._mended(known):
-                    known.over, known.sentence, known.cure = True, f"{known.past} That was made up for.", ""
+                    known.over, known.sentence, known.cure = True, f"{known.past} It has recovered since.", ""
                 continue
             if known and known.reading is reading:
                 continue
             told, seen = known and not condition.updated and not known.over, before if condition.rows else compared
             # It is told anew after a gap if what explained it then, and passes, does so no more.
             again = known and known.until != seen and self._passing(known) and not self._passing(known, step)
-            if known and told and not again:
-                known.until = step
-                continue
             words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
             sentence, past = (condition.sentence.format_map(tense | words) for tense in TENSES)
             cure, span = condition.cure.format_map(words), (words["found"], words["until"])
+            if known and told and not again:
+                if known.until == seen:  # it has held since: its figures are those of now
+                    known.sentence, known.cure = sentence, cure
+                known.until = step
+                continue
             finding = Finding(condition, reading, *span, sentence, cure, past, self.facts.unit)
             self.found[condition.name] = finding
             new += [] if known and condition.updated else [finding]
@@ -138,7 +140,8 @@ class Watch:
 
     def _mended(self, known: Finding) -> bool:
         """Whether a metric has come back over half of the way that it went."""
-        late, words = self.course.now(known.condition.columns[0], self.course.long), known.reading.words
+        words = known.reading.words
+        late = self.course.now(words.get("key", known.condition.columns[0]), self.course.long)
         return late is not None and abs(late.value - words["then"]) <= abs(late.value - words["now"])
 
     def _passing(self, found: Finding, step: int = 0) -> bool:
@@ -148,7 +151,7 @@ class Watch:
 
     def _explains(self, cause: Finding, found: Finding, step: int = 0) -> bool:
         """Whether a cause brings along what is found, in that step or when it was: by the table, and by its time."""
-        step = step or found.found
+        step = step or (found.found if found.condition.wrong else found.until)  # a note holds as long as it is said
         if found.name not in cause.condition.brings:
             return False
         if cause.name == "same reward":

@@ -239,8 +239,8 @@ class MeasuredRate:
         momentum = max(group.get("momentum") or group.get("betas", (0,))[0] for group in groups)
         if momentum > most_momentum:
             raise ValueError(
-                f"schedule 'auto' takes steps one by one, and a momentum of {momentum:g} makes many go the same way: "
-                "set momentum, or the first of betas, to 0.9, or another schedule."
+                f"schedule 'auto' measures single steps, and a momentum of {momentum:g} makes many go the same way: "
+                "set momentum, or the first of betas, to 0.9, or use another schedule."
             )
         self.gauge, self.settings, self.slope, self.state = gauge, settings, slope or Slope(), RateState()
         self.target_kl = settings.kl

@@ -122,7 +122,7 @@ class Evaluation:
     def figures(self, threshold: float = 1.0) -> dict[str, Any]:
         """Return problems, samples, avg@k and, where none is masked, pass@k, as results hold them."""
         if not any(self.rewards_P):
-            raise InputError("all completions are masked, so there is no reward to be averaged.")
+            raise InputError("all completions are masked, so there is no reward to average.")
         average = {"k": self.samples, **self.average().as_json()}
         figures: dict[str, Any] = {"problems": len(self.rewards_P), "samples": self.samples, "avg@k": average}
         if not self.masked:
@@ -175,7 +175,7 @@ def read_completions(path: Path, problems: int) -> list[list[str]]:
         if "sample" in row:
             first = seen.setdefault((index, repr(row["sample"])), line)
             if first != line:
-                raise InputError(f"{where}: index {index}, sample {row['sample']!r} was in line {first} already.")
+                raise InputError(f"{where}: index {index}, sample {row['sample']!r} is already in line {first}.")
         completions[index].append(text)
     if missing := [index for index, texts in enumerate(completions) if not texts]:
         raise InputError(f"{path} has no completion for {_names(missing)}; every problem of the data needs one.")

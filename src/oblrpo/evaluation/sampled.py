@@ -42,10 +42,10 @@ class SavedCompletions:
             changed = [key for key in old | settings if key != "notes" and old.get(key) != settings.get(key)]
             if changed:
                 differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings.get(key)!r})" for key in changed)
-                raise InputError(f"{self.file} was drawn with other settings: {differences}; give another --output.")
+                raise InputError(f"{self.file} was sampled with other settings: {differences}; give another --output.")
             return
         if self.file.exists():
-            raise InputError(f"{self.file} is there, but not its settings file; give another --output.")
+            raise InputError(f"{self.file} exists, but its settings file does not; give another --output.")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.settings_file, json.dumps(settings, indent=1))
@@ -72,7 +72,7 @@ class SavedCompletions:
         questions = questions[: settings.get("problems")]
         if settings.get("questions") != digest_of_questions(questions):
             raise InputError(
-                f"{self.file} answers other questions than the data holds; give the data it was drawn for."
+                f"{self.file} answers other questions than those of the data; give the data that it was sampled for."
             )
         lengths = {}
         if counted := [row for row in rows if "tokens" in row]:

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from oblrpo.errors import InputError, pip_install
 from oblrpo.policy.files import check_complete, explained
 from oblrpo.settings import PolicyConfig
 
-ADAPTER = "adapter_config.json"
 PATTERNS = "The following .*_pattern keys"
 """PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
 
@@ -38,20 +36,6 @@ def without_adapters(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def base_of(folder: str) -> str | None:
-    """Return the model that the adapters in a folder belong to, or None if the folder holds no adapters."""
-    file = Path(folder) / ADAPTER
-    if not file.is_file():
-        return None
-    try:
-        base = dict(json.loads(file.read_text(encoding="utf-8"))).get("base_model_name_or_path")
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file} is damaged: {error}.") from None
-    if not base:
-        raise InputError(f"{file} does not say which model the adapters belong to (base_model_name_or_path).")
-    return str(base)
-
-
 def load_adapter(model: Any, folder: str, train: bool) -> Any:
     """Return the model with the adapters of a folder, ready to be trained on if they are to be."""
     peft = _peft()
@@ -73,8 +57,8 @@ def save_adapter(model: Any, folder: Path) -> None:
     """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
     if len(active := model.active_adapters) != 1:
         raise InputError(
-            f"the model has {len(active)} active adapters ({', '.join(active)}), and a checkpoint holds one: activate "
-            "the one that is to be trained, model.set_adapter(NAME)."
+            f"the model has {len(active)} active adapters ({', '.join(active)}), but a checkpoint holds one: activate "
+            "the one to train with model.set_adapter(NAME)."
         )
     [name] = active
     # On a CPU bitsandbytes' state_dict() repacks the weights, and the policy would be another one after a checkpoint.
@@ -93,7 +77,7 @@ def merge(model: Any) -> Any:
     it is: that is of that use alone.
     """
     if model.active_peft_config.is_prompt_learning:
-        raise InputError("a learned prompt cannot be added to weights; export it as it is (without --merge).")
+        raise InputError("a learned prompt cannot be merged into weights; export it as it is (without --merge).")
     inner = model.get_base_model()
     ends = inner.get_input_embeddings(), inner.get_output_embeddings()
     if ends[0].weight is ends[1].weight and any(hasattr(end, "base_layer") for end in ends):

@@ -1,14 +1,18 @@
 """What is tried before anything is sampled: whether forwards depend on a row alone, and the tape takes them."""
 
 import inspect
+import random
 import re
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from oblrpo.errors import InputError
+from oblrpo.memory import WithoutProducts
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.model import Policy
 from oblrpo.policy.sequences import Sequences
@@ -25,8 +29,8 @@ def check_scores(policy: Policy, cure: str) -> None:
     """Take scores of two short rows and forget them; `cure` says how to adapt attention alone, if that would do."""
     if found := noise(policy):
         raise InputError(
-            f"the model adds noise to its forwards in eval mode, too ({found}), so that its scores would not be those "
-            "of the policy that sampled: its code must add none where module.training is False."
+            f"the model adds noise to its forwards even in eval mode ({found}), so its scores would not be those of "
+            "the policy that sampled: its code must add no noise where module.training is False."
         )
     ids_ST = two_rows(PROMPT + COMPLETION, policy.vocabulary).to(policy.device)
     ones_ST = torch.ones_like(ids_ST)
@@ -35,9 +39,9 @@ def check_scores(policy: Policy, cure: str) -> None:
         with ScoreTape(policy.model, "streamed") as tape:
             tape.record(policy.logps(rows).logps_S)
     except UnsupportedModelError as error:
-        cure = f" Adapters of attention are taken: {cure}." if "lora" in str(error).lower() else ""
+        cure = f" Adapters of attention work: {cure}." if "lora" in str(error).lower() else ""
         if "trainable_tokens" in str(error):
-            cure = " Of a head that is tied to the embedding trainable_token_indices are not taken: leave them out."
+            cure = " With a head that is tied to the embedding, trainable_token_indices do not work: leave them out."
         raise InputError(f"scores of this model cannot be taken: {error}{cure}") from None
 
 
@@ -48,10 +52,15 @@ def noise(policy: Policy) -> str:
     Any change with the seed is noise, unless forwards from one seed differ, too: then it is what exceeds rounding.
     """
     ids_ST, logps = two_rows(PROMPT + COMPLETION, policy.vocabulary).to(policy.device), list[Tensor]()
+    drawn = False
     # Where each of 12 layers is left out one time in 20, 2 in 1,000 such models keep all of them ten times.
     for seed in (0, *range(10)):
         with policy.seeded(seed), policy.arithmetic():
+            before = _random_states(policy.device)
             logps.append(policy.model(input_ids=ids_ST, use_cache=False).logits.log_softmax(-1))
+            drawn = drawn or before != _random_states(policy.device)
+        if len(logps) == 2 and not drawn:  # no seed would change a thing
+            break
     change = max(float((each - logps[0]).abs().nan_to_num().max()) for each in logps)
     exact = torch.equal(*logps[:2]) and policy.device.type == "cpu"  # a GPU may sum in another order at any time
     if change <= (0 if exact else MIXES if logps[0].dtype.itemsize >= 4 else MIXES_SHORT):
@@ -60,6 +69,12 @@ def noise(policy: Policy) -> str:
     rates = {name: rate for part in parts for name, rate in vars(part).items() if isinstance(rate, float) and rate > 0}
     named = ", ".join(name for name in rates if re.search("drop|jitter|noise", name))
     return f"{named or 'random numbers'}; the same tokens differ by {change:.2g} nats from one forward to the next"
+
+
+def _random_states(device: torch.device) -> list[Any]:
+    """What says whether random numbers were drawn between two calls: of torch, Python and numpy."""
+    of_torch = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return [of_torch.tolist(), random.getstate(), [str(part) for part in numpy.random.get_state(legacy=True)]]
 
 
 @torch.no_grad()
@@ -73,7 +88,7 @@ def check_lengths(policy: Policy, longest: Callable[[], int]) -> None:
 
     def frequencies(length: int = 2) -> list[Tensor]:
         ids_ST, places_ST = (torch.tensor([[last - 1, last]], device=policy.device) for last in (1, length - 1))
-        with policy.arithmetic():
+        with policy.arithmetic(), WithoutProducts():  # frequencies are those of places alone
             model(input_ids=ids_ST, position_ids=places_ST, use_cache=False)
         return [buffer.clone() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
 
@@ -87,11 +102,11 @@ def check_lengths(policy: Policy, longest: Callable[[], int]) -> None:
     most = bisect_left(range(top), True, lo=2, key=changed) - 1
     if (needed := longest()) > most:
         raise InputError(
-            f"rows may have {needed} tokens, and where one has more than {most}, the model reads it and all beside it "
-            "by other rotary frequencies (rope_type longrope or dynamic), so that the policy that is trained is not "
-            f"the one that sampled. Let prompt and completion have at most {most} together (max_completion_length, in "
-            "verl rollout.max_model_len), or give its config frequencies that stay: in rope_parameters, short_factor "
-            "as long_factor, or another rope_type."
+            f"rows may have {needed} tokens, but if one has more than {most}, the model uses other rotary frequencies "
+            "for it and all rows beside it (rope_type longrope or dynamic), so the policy that is trained would not be "
+            f"the one that sampled. Limit prompt and completion together to {most} tokens (max_completion_length, in "
+            "verl rollout.max_model_len), or give its config fixed frequencies: in rope_parameters, set short_factor "
+            "equal to long_factor, or use another rope_type."
         )
 
 

@@ -1,11 +1,19 @@
-"""Whether files hold a model, and all of it: what they lack, libraries make up at random and train on."""
+"""Whether settings and files say which model there is, and hold all of it; found without torch.
 
+What files lack, libraries make up at random and train on.
+"""
+
+import importlib.util
+import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from oblrpo.errors import InputError, nearby
+from oblrpo.errors import InputError, nearby, pip_install
+from oblrpo.objects import PREFIX
+from oblrpo.settings import PolicyConfig
 
+ADAPTER = "adapter_config.json"
 OF_RECIPES = "models/"  # where they keep what they fetch
 FETCH = " A recipe's first lines say how to fetch its model."
 LOCAL = ("/", "./", "../", "~", OF_RECIPES, "runs/")  # how names begin that none on the hub has
@@ -30,6 +38,20 @@ def reason(error: Exception) -> str:
 def is_gguf(name: str) -> bool:
     """Return whether a model's name is that of a GGUF file, there or not."""
     return name.lower().endswith(".gguf") and not Path(name).is_dir()
+
+
+def base_of(folder: str) -> str | None:
+    """Return the model that the adapters in a folder belong to, or None if the folder holds no adapters."""
+    file = Path(folder) / ADAPTER
+    if not file.is_file():
+        return None
+    try:
+        base = dict(json.loads(file.read_text(encoding="utf-8"))).get("base_model_name_or_path")
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{file} is damaged: {error}.") from None
+    if not base:
+        raise InputError(f"{file} does not say which model the adapters belong to (base_model_name_or_path).")
+    return str(base)
 
 
 def check_is_there(name: str) -> None:
@@ -59,6 +81,33 @@ def check_complete(
         weight, *shapes = min(other_shapes, key=lambda row: row[0])
         there, needed = (tuple(shape) if isinstance(shape, (list, tuple)) else shape for shape in shapes)
         raise InputError(
-            f"cannot load the model {name!r}: {weight} has the shape {there}, but its config wants {needed}; "
+            f"cannot load the model {name!r}: {weight} has the shape {there}, but its config needs {needed}; "
             "fetch config and weights again, from one place."
+        )
+
+
+def check_policy(config: PolicyConfig) -> None:
+    """Refuse what does not go together; what a loaded model allows is checked by `adopt_policy`."""
+    if config.lora and not config.adapters.r > 0:
+        raise InputError(f"lora is {config.lora}; give the adapters' rank r, at least 1, such as '{{r: 16}}'.")
+    if config.model.startswith(PREFIX):
+        return
+    adapters = config.lora or (config.model and base_of(config.model))
+    if adapters and not config.model:
+        raise InputError("lora needs a model to adapt; name one with model.")
+    if config.lora and config.model and base_of(config.model):
+        raise InputError(
+            f"{config.model!r} holds adapters, which are trained on; leave out lora, or merge "
+            "them first (oblrpo export --merge)."
+        )
+    if config.load_in_4bit and not adapters:
+        raise InputError("load_in_4bit leaves no weight that could be trained; add adapters with lora.")
+    if config.load_in_4bit and is_gguf(base_of(config.model) or config.model):
+        raise InputError("load_in_4bit cannot quantise a GGUF file; leave it out, or give a folder of safetensors.")
+    if config.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError(f"load_in_4bit needs bitsandbytes; install it with: {pip_install('qlora')}")
+    if config.dtype == "bfloat16" and not adapters:
+        raise InputError(
+            "weights in bfloat16 lose updates smaller than 1/256 of them; train in float32 with bf16 arithmetic "
+            "(bf16: true), or train adapters beside them (lora)."
         )

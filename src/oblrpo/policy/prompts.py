@@ -205,9 +205,9 @@ class PromptFormat:
         is_whole = "".join(answer.split()) in "".join(whole[len(before) :].split())
         if not (is_whole and whole.startswith(before) and whole.endswith(behind)):
             raise InputError(
-                f"{place}: the model's turn begins behind ...{before[-40:]!r}, but the chat template shows this answer "
-                f"as ...{whole[-60:]!r}, which does not continue that with all of it. Set chat_template_args under "
-                "which it does, or give prompt and completion as text, the prompt as the template shows it."
+                f"{place}: the model's turn begins after ...{before[-40:]!r}, but the chat template shows this answer "
+                f"as ...{whole[-60:]!r}, which does not continue from there with the whole answer. Set "
+                "chat_template_args so that it does, or give prompt and completion as text, as the template shows them."
             )
         turn = tokenizer(behind, add_special_tokens=False).input_ids
         end = next((word for token in turn if token in ends and (word := tokenizer.decode([token])) in behind), "")
@@ -220,9 +220,10 @@ class PromptFormat:
         if isinstance(prompt, str) and self.is_text(prompt):
             return prompt
         if tokenizer.chat_template is None:
-            raise InputError(
-                "the prompts are messages, but the model's tokenizer has no chat template; use plain text."
-            )
+            which, cure = "the prompts are messages", "give an instruct model, or prompts that are text"
+            if isinstance(prompt, str):
+                which, cure = "chat shows prompts as messages of a user", "leave out chat"
+            raise InputError(f"{which}, but the model's tokenizer has no chat template; {cure}.")
         conversation, where = self._conversation(tokenizer, prompt), getattr(prompt, "where", "") or "a prompt"
         try:
             shown = conversation.text
@@ -272,8 +273,8 @@ def _continued(tokenizer: Any, place: str, before: str, text: str) -> list[int]:
         if ids[: len(head)] == head and tokenizer.decode(prompt + answer) == tokenizer.decode(whole):
             return answer
     raise InputError(
-        f"{place}: the tokenizer has no tokens for {text[:40]!r} that continue the prompt's: end the prompt elsewhere, "
-        "such as before a space, which the completion then begins with."
+        f"{place}: no tokens for {text[:40]!r} continue the prompt's tokens: end the prompt elsewhere, such as before "
+        "a space, and begin the completion with that space."
     )
 
 

@@ -61,17 +61,18 @@ def save_model(model: Any, folder: Path, end_tokens: list[int]) -> None:
                     shutil.copyfile(found, folder / name)
 
 
-def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> None:
+def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path, write: bool = True) -> None:
     """Save a policy into a folder in `place`, load it and compare: weights, and log-probabilities of two short rows.
 
     Adapters are loaded onto the model that they name, as evaluation and export do it, which compares that model, too:
     beyond `AFFORDABLE` bytes (on a GPU, half of its free memory) only one that the program has `given`, and by its
-    weights. Of whole models beyond that names and shapes are compared, with those that the saved config makes.
+    weights. Of whole models beyond that, and of all where not to `write` any, names and shapes are compared, with those
+    that the saved config makes.
     InputError: what differs, and the cure.
     """
     inner = without_adapters(policy.model)
     if policy.model is inner and getattr(inner, "hf_quantizer", None):
-        raise InputError("the model is quantised, so that its weights cannot be trained; add adapters with lora.")
+        raise InputError("the model is quantised, so its weights cannot be trained; add adapters with lora.")
     adapters = [] if policy.model is inner else policy.parameters
     before = [parameter.detach().clone() for parameter in adapters]
     config = replace(config, trust_remote_code=config.trust_remote_code or inner.is_remote_code())
@@ -81,10 +82,10 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
             for parameter in adapters:  # new ones add nothing, however they are loaded
                 parameter += 0.1 * torch.randn_like(parameter)  # large beside rounding
             with TemporaryDirectory(prefix=".saved_", dir=place) as folder:
-                differs = _differences(policy, config, given, folder)
+                differs = _differences(policy, config, given, folder, write)
         except (OSError, SafetensorError) as error:
             why = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot try to save the model in {place}: {why}.") from None
+            raise InputError(f"cannot test saving the model in {place}: {why}.") from None
         except Exception as error:
             differs = reason(error).replace(folder or "\0", "a checkpoint")
         finally:
@@ -92,15 +93,15 @@ def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path) -> 
                 parameter.copy_(value)
     if differs:
         cures = (
-            "let config and class say what was changed, such as num_hidden_layers, and let no layers share a weight",
+            "make config and class say what was changed, such as num_hidden_layers, and let no layers share a weight",
             "save the model beneath the adapters with its tokenizer (save_pretrained), load it from there and add them "
             "to it, with an init_lora_weights that changes no other weight at random",
         )
         cure = LOST_CURE if LOST in differs else cures[bool(adapters)]
-        raise InputError(f"a checkpoint would not bring this policy back: {differs}; {cure}.")
+        raise InputError(f"a checkpoint would not restore this policy: {differs}; {cure}.")
 
 
-def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) -> str:
+def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str, write: bool) -> str:
     """What is other in what a checkpoint brings back, in words; empty if nothing is."""
     from oblrpo.policy.checks import two_rows
     from oblrpo.policy.load import load_policy
@@ -108,7 +109,8 @@ def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str) ->
     inner, own = without_adapters(policy.model), _weights(policy.model)
     tied, size = inner.all_tied_weights_keys, sum(weight.numel() * weight.element_size() for weight in own.values())
     on_gpu = policy.device.type == "cuda"
-    small = size <= (min(AFFORDABLE, torch.cuda.mem_get_info(policy.device)[0] / 2) if on_gpu else AFFORDABLE)
+    most = min(AFFORDABLE, torch.cuda.mem_get_info(policy.device)[0] / 2) if on_gpu else AFFORDABLE
+    small = write and size <= most
     if policy.model is inner:
         if twice := own.keys() - dict(inner.named_parameters()).keys() - {*tied, *tied.values()}:
             return f"{min(twice)} is a weight that has another name, too, which its config does not say"
@@ -157,7 +159,8 @@ def _other_weights(own: dict[str, Tensor], again: dict[str, Tensor]) -> str:
             continue  # in 4 or 8 bits, packed as a device takes them
         if weight.shape != (other := again[name]).shape:
             return f"{name} would have the shape {tuple(other.shape)} and not {tuple(weight.shape)}"
-        types = (other, weight)
-        if not (other.is_meta or any(torch.allclose(weight.to(x), other.to(x), 0, 0, equal_nan=True) for x in types)):
+        if other.is_meta or (other.dtype == weight.dtype and torch.equal(other, weight)):
+            continue
+        if not any(torch.allclose(weight.to(x), other.to(x), 0, 0, equal_nan=True) for x in (other, weight)):
             return f"{name} would have other values"
     return ""

@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from oblrpo.diagnosis import Facts, Watch
+from oblrpo.diagnosis.next_steps import NextStep
 from oblrpo.report.html import seen
-from oblrpo.report.record import LAST_STEPS, accuracy_margin, advice, of_last
+from oblrpo.report.record import LAST_STEPS, accuracy_margin, critical_batch, of_last
 
 PLAIN_LINES = 20  # the number of lines that a run prints where the console is no terminal
 
@@ -103,11 +104,12 @@ def summary(
     facts: Facts,
     best: int | None = None,
     pairs: Sequence[Mapping[str, Any]] = (),
+    do_next: Sequence[NextStep] = (),
     width: int = 100,
 ) -> str:
-    """Sum a run up from its metrics; `best` is the step of the best checkpoint, `pairs` are shown in lines of `width`.
+    """Sum a run up from its metrics, what `record.before_and_after` and `next_steps` say of it, in lines of `width`.
 
-    They are those of `record.before_and_after`.
+    `best` is the step of the best checkpoint.
     """
     measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
@@ -115,8 +117,7 @@ def summary(
     if steps:
         watch = Watch(facts)
         warned = {each.name: each for row in steps for each in watch.observe(row) if each.wrong}
-        found = watch.found.values()
-        lines += [f"{each.name}: {each.sentence}" for each in found if each.condition.updated]
+        lines += [f"{each.name}: {each.sentence}" for each in watch.findings if each.condition.updated]
         lines += [f"{each.name}: reported after step {each.found}, not seen since step {each.until}" for each in
                   warned.values() if not each.condition.updated and each.until < watch.course.compared]  # fmt: skip
     if measured:
@@ -132,10 +133,13 @@ def summary(
         lines.append(f"reward            {_mean(tail, 'reward'):.3f}, mean of {of_last(len(tail), 'step')}")
         if updates:
             lines.append(f"learning rate     {_rate(updates)}, mean of {of_last(len(updates), 'update')}")
-        if sentence := advice(facts.prompts, tail):
-            lines.append(f"batch             {sentence}")
+        if critical := critical_batch(tail):
+            lines.append(
+                f"critical batch    {critical:.0f} prompts, where noise equals signal; a step had {facts.prompts}"
+            )
         lines.append(f"time              {_mean(tail, 'step_time'):.2f} s per step{_shares(rows)}")
     lines += in_columns(pairs, width)
+    lines += [f"what next         {step}" for step in do_next]
     return "\n".join(
         [*lines, f"everything is in {seen(output)}: metrics.jsonl, completions/, checkpoints/, report.html"]
     )

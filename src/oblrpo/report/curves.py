@@ -109,12 +109,16 @@ def drawn(
     logarithmic: bool = False,
 ) -> Markup:
     """Draw a chart; its axis is logarithmic if the chart allows it and values are far apart, or in any case."""
-    present = [value for value in values if value]
-    wide = bool(present) and min(present) > 0 and max(present) > LOGARITHMIC_FROM * min(present)
     return charts.chart(
-        chart.title, lines, logarithmic=logarithmic or (chart.logarithmic and wide), ylabel=chart.ylabel,
+        chart.title, lines, logarithmic=logarithmic or (chart.logarithmic and is_wide(values)), ylabel=chart.ylabel,
         note=chart.note, levels=levels,
     )  # fmt: skip
+
+
+def is_wide(values: Sequence[float | None]) -> bool:
+    """Whether values are so far apart that an axis is logarithmic, where it may be."""
+    present = [value for value in values if value]
+    return bool(present) and min(present) > 0 and max(present) > LOGARITHMIC_FROM * min(present)
 
 
 def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:

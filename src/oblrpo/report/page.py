@@ -11,7 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from oblrpo.diagnosis import Diagnosis, Watch, facts_of, facts_of_log
-from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES
+from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES, WHAT_NEXT
+from oblrpo.diagnosis.next_steps import Left
 from oblrpo.errors import InputError
 from oblrpo.objects import plain_name
 from oblrpo.report import curves
@@ -21,9 +22,9 @@ from oblrpo.report.record import (
     LAST_STEPS,
     RunRecord,
     accuracy_margin,
-    advice,
     before_and_after,
     changed_settings,
+    critical_batch,
     of_last,
     read_any,
     read_run,
@@ -136,6 +137,7 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
         ],
         COMES_WITH=COMES_WITH,
         NOTES=NOTES,
+        WHAT_NEXT=WHAT_NEXT,
     )
     write_atomically(path, page)
     return path
@@ -144,7 +146,8 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
 def found_in(record: RunRecord) -> Diagnosis:
     """Return what is wrong with a run."""
     facts = facts_of_log(record.rows) if record.absent else facts_of(record.settings)
-    return Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name)
+    left = Left(record.rows) if record.absent else Left(record.rows, record.settings, record.folder)
+    return Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name, left)
 
 
 def _state(record: RunRecord, reload_seconds: int) -> list[str]:
@@ -175,8 +178,9 @@ def facts_of_run(record: RunRecord) -> list[tuple[str, str, str]]:
     if rewards:
         facts.append(("Reward", f"{statistics.fmean(rewards):.3f}", f"mean of {of_last(len(rewards), 'step')}"))
     if tail:
-        if sentence := advice(record.prompts, tail):
-            facts.append(("Batch size", f"{record.prompts} prompts", f"{sentence}."))
+        if critical := critical_batch(tail):
+            behind = f"where noise equals signal; a step had {record.prompts}"
+            facts.append(("Critical batch", f"{critical:.0f} prompts", behind))
         rates = [row.get("learning_rate") for row in tail if row.get("grad_norm") != 0 and "learning_rate" in row]
         if rates and rates[-1] is not None:
             schedule = f"of the last update, schedule {record.of_algorithm('schedule')}"

@@ -3,7 +3,6 @@
 Built-in ones have the signature of the user's own: f(prompts, completions, **columns) -> list of numbers.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,76 +10,15 @@ from os.path import isfile
 from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.rewards.built_in import BUILT_IN, built_in, is_built_in
 from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, WorkerReward, accepted
+from oblrpo.settings.shared import split_weight
 from oblrpo.tasks import Problem, Task, Verifier
-from oblrpo.tasks.data import last_number
-from oblrpo.tasks.grading import MathVerifier, last_box
-from oblrpo.tasks.rows import plain
+from oblrpo.tasks.data import Fault
 from oblrpo.workers import in_thread
 
-Texts = Sequence[str]
-
-
-def exact(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-    """Return 1 where the completion is the answer, every run of white space counting as one space."""
-    return [float(_text(gold).split() == text.split()) for gold, text in zip(answer, completions, strict=True)]
-
-
-def numeric(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-    """Return 1 where the last numbers of completion and answer are equal.
-
-    Examples:
-        >>> numeric(["What do 17 of them cost?"], ["That makes $1234.00."], answer=["#### 1,234"])
-        [1.0]
-    """
-    wanted = [last_number(_text(gold)) for gold in answer]
-    return [
-        float(number is not None and number == last_number(text))
-        for number, text in zip(wanted, completions, strict=True)
-    ]
-
-
-def boxed(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
-    r"""Return 1 where the text ends in a \boxed{} that is closed and not empty, where the math reward looks first."""
-    return [float(bool((last_box(text) or "").strip())) for text in completions]
-
-
-def words(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
-    """Return the number of words of each completion; a negative weight makes them cost something."""
-    return [float(len(text.split())) for text in completions]
-
-
-class Math:
-    """1 if the completion's answer equals the gold answer, by `MathVerifier`: worker processes with a time limit."""
-
-    def __init__(self) -> None:
-        self.verifier = MathVerifier()
-        self.close = self.verifier.close
-
-    def __call__(self, /, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-        """Return the grades; an answer that is a list must be given in full."""
-        golds = [gold if isinstance(gold, (list, tuple)) else _text(gold) for gold in answer]
-        return [float(verdict.correct) for verdict in self.verifier.grade(golds, completions)]
-
-
-def _text(gold: Any) -> str:
-    return plain(gold) or str(gold)
-
-
-BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
-    "math": Math,
-    "exact": lambda: exact,
-    "numeric": lambda: numeric,
-    "format": lambda: boxed,
-    "length": lambda: words,
-}
-"""What makes each reward, by its name."""
-
-NEED_ANSWER = {"math", "exact", "numeric"}  # names of the rewards that compare with the column `answer`
-
-
 OnError = Literal["raise", "mask"]
-FIX = "rewards must be finite numbers, at most 1e12 in size; such completions are left out with on_reward_error mask."
+FIX = "rewards must be finite numbers, at most 1e12 in size; on_reward_error mask leaves such completions out."
 
 
 class Rewards:
@@ -103,7 +41,7 @@ class Rewards:
         seconds: float = 60.0,
         functions: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        """Load rewards: math, exact, numeric, format, length, `package.module.function` or `file.py:function`.
+        """Load rewards: those of `BUILT_IN` with their options, `package.module.function` or `file.py:function`.
 
         A weight other than 1 follows after `@`. Without names they are the task's default rewards. The name `task`
         means the task's own verifier. `functions` holds callables of the user's program by name.
@@ -126,11 +64,14 @@ class Rewards:
                 name, weight = split_weight(text)
                 if name in self._rewards:
                     raise InputError(f"reward '{name}' is given twice; add its weights.")
-                self._rewards[name] = _load(name, further, seconds), weight
+                self._rewards[name] = _load(name, further, task, seconds), weight
         except InputError:
             self.close()
             raise
-        self.needs_ids = any(accepted(["completion_ids"], getattr(f, "takes", ())) for f, _ in self._rewards.values())
+        self.needs_ids = any(
+            accepted(["completion_ids"], getattr(f, "takes", ())) or getattr(f, "needs_ids", False)
+            for f, _ in self._rewards.values()
+        )
         """Whether some are given the tokens of completions."""
 
     def digests_and_gaps(self) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -149,9 +90,12 @@ class Rewards:
                 reward.close()
 
     def take_earned(self) -> dict[str, list[float]]:
-        """Return each reward's values since the last call, unweighted, by its function's name as in TRL, if unique."""
+        """Return each reward's values since the last call, unweighted, by its name without path or options, if unique.
+
+        As in TRL, that of a function is the function's.
+        """
         earned, self._earned = self._earned, {}
-        short = {name: re.split(r"[:.]", name)[-1] for name in earned}
+        short = {name: name.partition(":")[0] if is_built_in(name) else re.split(r"[:.]", name)[-1] for name in earned}
         often = Counter(short.values())
         return {name if often[short[name]] > 1 else short[name]: values for name, values in earned.items()}
 
@@ -187,7 +131,11 @@ class Rewards:
             given["completion_ids"] = ids()
         later = [name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)]
         ours = given if golds is None else given | {"answer": golds}
-        for_each = {name: given if hasattr(each, "takes") else ours for name, (each, _) in self._rewards.items()}
+        # A column that is named is the data's own, also where it is called `answer` and the answer is another.
+        named = {
+            name for name, (each, _) in self._rewards.items() if hasattr(each, "takes") or vars(each).get("column")
+        }
+        for_each = {name: given if name in named else ours for name in self._rewards}
         values = {name: self._values(name, for_each[name]) for name in self._rewards if name not in later}
         calls = {name: in_thread(self._values, name, given) for name in later}
         values |= {name: call.result() for name, call in calls.items()}
@@ -233,31 +181,24 @@ class Rewards:
             raise InputError(message) from cause
 
 
-def split_weight(text: str) -> tuple[str, float]:
-    """Return name and weight of `name` (weight 1) or `name@0.5`."""
-    name, sign, weight = text.rpartition("@")
-    if not sign:
-        return text, 1.0
-    try:
-        value = float(weight)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InputError(f"reward '{text}': the weight after @ is {weight!r}; it must be a finite number.")
-    return name, value
+def of_rows(names: Sequence[str]) -> tuple[bool, list[Fault]]:
+    """Return whether some of these rewards compare with the answer, and what says why a row cannot be graded."""
+    ours = [built_in(name) for name, _ in map(split_weight, names) if is_built_in(name)]
+    return any(getattr(each, "compares", False) for each in ours), [e.fault for e in ours if hasattr(e, "fault")]
 
 
-def _load(name: str, further: Mapping[str, Callable[..., Any]], seconds: float) -> Callable[..., Values]:
+def _load(name: str, further: Mapping[str, Callable[..., Any]], task: Any, seconds: float) -> Callable[..., Values]:
     if name in further:
         return further[name]
-    if name in BUILT_IN:
-        return BUILT_IN[name]()
+    if is_built_in(name):
+        reward: Callable[..., Values] = built_in(name, task, seconds)
+        return reward
     if isfile(f"{name}.py"):
         name = f"{name}.py"
-    if not {".", ":"} & set(name):
-        names = list(dict.fromkeys([*BUILT_IN, *further]))
+    names, head = list(dict.fromkeys([*BUILT_IN, *further])), name.partition(":")[0]
+    if not {".", ":"} & set(name) or (head.isidentifier() and did_you_mean(head, BUILT_IN)):
         raise InputError(
             f"unknown reward '{name}'; choose one of: {', '.join(names)}, or write package.module.function or "
-            f"file.py:function.{did_you_mean(name, names)}"
+            f"file.py:function.{did_you_mean(head, names)}"
         )
     return WorkerReward(name, seconds)

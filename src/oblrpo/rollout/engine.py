@@ -106,7 +106,7 @@ def check_version() -> None:
         raise InputError(f"{wanted}, which is not installed; install it with: {pip_install(extra)}")
     version = importlib.metadata.version(versions[0])
     if not LEAST_VERSION <= tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < BELOW_VERSION:
-        raise InputError(f"{wanted}; here is {version}. Install one of those, or use the sampler transformers.")
+        raise InputError(f"{wanted}; installed is {version}. Install one of those, or use the sampler transformers.")
 
 
 def _check_machine(policy: Policy) -> None:

@@ -168,8 +168,8 @@ class VLLMSampler:
         apart, differ = float((ours - theirs).abs().mean()), float((ours - ours.mean()).abs().mean())
         if not apart <= (most := ROUNDING[self.dtype] * (0.05 + differ)):
             raise InputError(
-                f"vLLM samples from another distribution than the policy's: log-probabilities differ by {apart:.2g} "
-                f"nats a token, and rounding to {self.dtype} explains {most:.2g}. Use the sampler transformers, or "
+                f"vLLM does not sample from the policy's distribution: log-probabilities differ by {apart:.2g} nats a "
+                f"token, but rounding to {self.dtype} explains only {most:.2g}. Use the sampler transformers, or "
                 "another version of vLLM."
             )
 

@@ -96,7 +96,7 @@ def locked(path: Path, keep: bool = True) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise InputError(f"another process is writing {path}; wait for its end, or give another --output.") from None
+        raise InputError(f"another process is writing {path}; wait until it ends, or give another --output.") from None
     try:
         yield
     finally:

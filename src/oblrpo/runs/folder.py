@@ -59,7 +59,7 @@ class Identity:
             sources, left = ({str(name): str(sum_) for name, sum_ in kind.items()} for kind in kinds)
             return cls(str(plain["run"]), sources, left, str(plain.get("about", "")))
         except (TypeError, KeyError, AttributeError):
-            raise InputError(f"{place}: identity is not what the run wrote; put it back as it was.") from None
+            raise InputError(f"{place}: identity is not what the run wrote; restore it.") from None
 
     def changed(self, sources: Mapping[str, str]) -> list[str]:
         """Names of the sources that are known and not what they were, or cannot be had any more."""
@@ -79,14 +79,16 @@ HELD_OUT = "heldout_"  # how the file of completions of held-out prompts begins
 class RunFolder:
     """RUN/: `config.yaml`, `metrics.jsonl`, `completions/step_N.jsonl`, `checkpoints/step_N/`, `report.html`.
 
-    `completions/heldout_step_N.jsonl` has those of held-out prompts, where a step measured them; `failure.txt` is there
-    while what ended the run has not been fixed.
+    `completions/heldout_step_N.jsonl` has those of held-out prompts, where a step measured them; `heldout_rows.jsonl`
+    has the rows of these prompts, where they are the user's; `failure.txt` is there while what ended the run has not
+    been fixed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.jsonl"
+        self.heldout_rows = path / "heldout_rows.jsonl"
         self.completions = path / "completions"
         self.checkpoints = path / "checkpoints"
         self.failure_file = path / "failure.txt"
@@ -96,8 +98,8 @@ class RunFolder:
         self.make()
         self.write_config(config, identity or Identity())
 
-    def make(self) -> None:
-        """Make the folders of a new run."""
+    def check_new(self) -> None:
+        """Refuse a folder that holds something: no run is overwritten."""
         if os.path.lexists(self.path) and not self._never_began():
             if (self.path / ".lock").is_file():
                 with suppress(OSError), locked(self.path):  # refused where its writer is still there
@@ -105,6 +107,10 @@ class RunFolder:
             resume = "add --resume to continue it, or " if self.config_file.is_file() else ""
             in_python = f"({'resume=True or ' * bool(resume)}output='runs/NAME' in Python)"
             raise InputError(f"{self.path} already exists; {resume}give another --output {in_python}.")
+
+    def make(self) -> None:
+        """Make the folders of a new run."""
+        self.check_new()
         try:
             self.completions.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
@@ -130,10 +136,11 @@ class RunFolder:
         return Identity.read(read_yaml_file(self.config_file).get(IDENTITY), str(self.config_file))
 
     def saved_config(self) -> TrainConfig:
-        """Return the config that the run was started with."""
+        """Return the config that the run was started with; `output` is where the run is now."""
         if not self.config_file.is_file():
             raise InputError(f"{self.path} holds no run to resume (no config.yaml); remove --resume to start one.")
-        return with_file(TrainConfig(), self.config_file)
+        config = with_file(TrainConfig(), self.config_file)
+        return replace(config, run=replace(config.run, output=str(self.path)))
 
     def adjusted(self, config: TrainConfig) -> TrainConfig:
         """`config` with the numbers that were not set as they were adjusted when the run began."""
@@ -149,7 +156,7 @@ class RunFolder:
             )
         if differences := self.differences(config, course=False):
             raise InputError(f"{self.path} was started with other settings: {differences}; resume with the old ones.")
-        course = f"from here on the rate is that of its course over all steps: {self.differences(config)}."
+        course = f"from here on the rate follows its schedule over all steps: {self.differences(config)}."
         return [course] if self.differences(config) else []
 
     def differences(self, config: TrainConfig, course: bool = True) -> str:
@@ -193,6 +200,13 @@ class RunFolder:
         file = self.completions / f"{of}step_{step}.jsonl"
         return read_rows(file) if file.is_file() else []
 
+    def completion_steps(self, of: str = "") -> list[int]:
+        """The steps whose completions `read_completions` has, in order; not those of a step that was cut short."""
+        last = max((row["step"] for row in self.read_metrics()), default=-1)
+        names = (file.name.removeprefix(f"{of}step_") for file in self.completions.glob(f"{of}step_*.jsonl"))
+        steps = (int(name.removesuffix(".jsonl")) for name in names if re.fullmatch(r"[0-9]{1,18}\.jsonl", name))
+        return sorted(step for step in steps if step <= last)
+
     def drop_metrics_after(self, step: int) -> list[str]:
         """Forget steps that no checkpoint holds, and set damaged lines aside; return what is missing, in sentences."""
         lines = self.metrics_file.read_bytes().split(b"\n")[:-1] if self.metrics_file.is_file() else []
@@ -212,8 +226,11 @@ class RunFolder:
 
     def write_completions(self, step: int, rows: list[dict[str, Any]], of: str = "") -> None:
         """Write one line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_atomically(self.completions / f"{of}step_{step}.jsonl", text)
+        _write_rows(self.completions / f"{of}step_{step}.jsonl", rows)
+
+    def write_heldout_rows(self, rows: list[dict[str, Any]]) -> None:
+        """Write the rows of the held-out prompts, in the form of `data`."""
+        _write_rows(self.heldout_rows, rows)
 
     def save_checkpoint(
         self,
@@ -309,6 +326,10 @@ class RunFolder:
                 _remove(partial)
 
 
+def _write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    write_atomically(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -329,6 +350,11 @@ def _replace(partial: Path, target: Path) -> None:
     _discard(target)
     os.replace(partial, target)
     sync(target.parent)
+
+
+def from_here(path: Path) -> Path:
+    """A path as one writes it in the current folder, where it lies below that."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def how_to_resume(config: TrainConfig) -> str:

@@ -162,8 +162,8 @@ class Text:
             runs = {run: None for run in (cell.rpartition(" - ")[0] for cell in known) if run}
             if len(runs) > 1:
                 raise InputError(
-                    f"{self.name} holds the charts of {len(runs)} runs ({', '.join(runs)[:200]}); leave the columns of "
-                    "one of them in it, or export its history."
+                    f"{self.name} holds the charts of {len(runs)} runs ({', '.join(runs)[:200]}); keep the columns of "
+                    "one of them, or export the history of one run."
                 )
             self._head, self._delimiter = tuple(cells), delimiter
             return "".join(f"a chart of the run {run}" for run in runs), []
@@ -177,7 +177,7 @@ class Text:
         if part := re.fullmatch(r"rewards_(.+?)(?:_(mean|std))?", tag):
             return f"rewards/{part[1]}/{part[2] or 'mean'}"
         raise InputError(
-            f"{self.name} holds one metric of TensorBoard's, whose name stands only in the file's: call the file as "
+            f"{self.name} holds one metric of TensorBoard, whose name is only in the file's name: name the file as "
             "TensorBoard does, such as run-grpo-tag-train_reward.csv."
         )
 

@@ -58,7 +58,7 @@ def _opened(path: Path) -> IO[bytes]:
     with (path if piped else regular(path)).open("rb") as file:
         head = file.read(MOST_BYTES if piped else 2)
     if len(head) == MOST_BYTES:
-        raise InputError(f"{path} has {MOST_BYTES >> 30} GiB and more; give a file, or a part of it.")
+        raise InputError(f"{path} has {MOST_BYTES >> 30} GiB or more; give a file, or a part of it.")
     packed = head.startswith(b"\x1f\x8b")
     unpacked: Any = gzip.open if packed else lambda file: file
     return unpacked(io.BytesIO(head)) if piped else unpacked(path) if packed else path.open("rb")
@@ -72,8 +72,8 @@ def _read(path: Path, file: IO[bytes]) -> Log:
     wide = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
     if b"\0" in head.strip(b"\0") and not wide:  # a log that was cut while it was written begins with zeros
         raise InputError(
-            f"{name} is a binary file, not text; give what a trainer prints or writes, or, unpacked, what W&B, "
-            "TensorBoard or trackio keeps on the disk."
+            f"{name} is a binary file, not text; give what a trainer prints or writes, or the unpacked "
+            "files of W&B, TensorBoard or trackio."
         )
     with io.TextIOWrapper(file, "utf-16" if wide else "utf-8-sig", "replace") as text:
         return _of_text(name, text)
@@ -140,7 +140,7 @@ def entries_of(value: Any, name: str) -> list[Mapping[str, Any]] | None:
     if columns and any(named(str(name))[0] for name in columns):
         lengths = {name: len(column) for name, column in columns.items()}
         if len({*lengths.values()}) > 1:
-            raise InputError(f"{name} has columns that are not equally long ({lengths!s:.200}); a row needs all.")
+            raise InputError(f"{name} has columns of different lengths ({lengths!s:.200}); a row needs all of them.")
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if all(isinstance(each, Mapping) for each in value.values()):
         if any(named(str(name))[0] for name in value):  # by metric, then by row
@@ -155,7 +155,7 @@ def known(rows: Rows, name: str, found: str) -> Rows:
     if not any(key != "step" and (key == "skipped" or named(key)[0]) for row in rows for key in row):
         names = ", ".join(f"{each!s:.40}" for each in rows.names[:8]) or "no names of metrics"
         raise InputError(
-            f"{name} holds no metric that is known. Found: {found}: {names}. Looked for: {', '.join(NAMES)}, or what "
+            f"{name} holds no known metric. Found: {found}: {names}. Looked for: {', '.join(NAMES)}, or what "
             "TRL, verl, OpenRLHF, ms-swift, unsloth, slime and others call them, in JSON, tables and printed lines."
         )
     return rows

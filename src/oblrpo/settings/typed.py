@@ -63,7 +63,7 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 
 def of_mapping(kind: type[Config], given: Mapping[str, Any], source: str) -> Config:
     """A dataclass from a mapping, which may leave fields out."""
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as above
+    known = list(types_of(kind))  # type: ignore[arg-type]  # as above
     for key in given:
         if key not in known:
             raise InputError(f"{source} has no {key!r}; there are: {', '.join(known)}.{did_you_mean(str(key), known)}")

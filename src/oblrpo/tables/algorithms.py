@@ -66,9 +66,9 @@ class Schedule:
 SCHEDULES: dict[str, Schedule] = {
     "debiased": Schedule("signal-to-noise ratio, theorem 4 with unbiased estimates", needs_moments=True),
     "plugin": Schedule("the same, biased: the paper read literally", needs_moments=True),
-    "auto": Schedule("measured from `learning_rate` on, as long as the next gradients say that steps should be",
+    "auto": Schedule("measured from `learning_rate` on: steps as long as the next gradients show that they should be",
                      memory=0.97, state_bytes_per_parameter=2, measures_updates=True),
-    "kl": Schedule("measured from `learning_rate` on, towards a KL per update", nats=0.02, measures_updates=True,
+    "kl": Schedule("measured, starting from `learning_rate`, towards a KL per update", nats=0.02, measures_updates=True,
                    needs_signal=False),
     "ess": Schedule("effective sample size, the rate of VCPO (arXiv 2602.17616)", needs_signal=False),
     "off": Schedule("the factor 1", needs_signal=False),
@@ -85,7 +85,7 @@ def refusal(schedule: str, optimizer: str, learning_rate: float) -> str:
         return ""
     if optimizer in RATES_OF_THEIR_OWN:
         return (
-            f"schedule {schedule!r} sets the rate, which {optimizer} makes its own; set schedule to off, or try AdamW."
+            f"schedule {schedule!r} sets the rate, but {optimizer} chooses its own; set schedule to off, or try AdamW."
         )
     return "" if learning_rate else f"schedule {schedule!r} needs a learning_rate above 0 to start from."
 

@@ -28,7 +28,7 @@ class Baseline:
 
 
 MEAN = "The mean reward of the group, the output itself included: b_j = mean_i F_i."
-WEIGHTED = "The mean reward of the group weighted by exact w, in-sample: b_j = sum w F / sum w."
+WEIGHTED = "The mean reward of the group, weighted by exact w, in-sample: b_j = sum w F / sum w."
 
 BASELINES: dict[str, Baseline] = {
     "none": Baseline("No baseline: b_j = 0.", True, "Williams 1992 (REINFORCE)", learns_from_ties=True),
@@ -42,12 +42,12 @@ BASELINES: dict[str, Baseline] = {
     ),
     "dr_grpo": Baseline(MEAN, False, "Liu et al. 2025, arXiv 2503.20783", "mean", smallest_group=2),
     "reinforce_pp": Baseline(
-        "The mean of all rewards of the batch, which is biased in scale.",
+        "The mean of all rewards of the batch, which biases the scale of the gradient.",
         False, "Hu et al. 2025 (REINFORCE++), arXiv 2501.03262", "batch_mean", normalisation="batch_std",
         learns_from_ties=True,
     ),
     "js": Baseline(
-        "RLOO's baseline shrunk towards the mean of the other prompts, as James and Stein do.",
+        "RLOO's baseline, shrunk towards the mean of the other prompts as James and Stein do.",
         True, "arXiv 2511.03710", learns_from_ties=True,
     ),
     "oblr": Baseline(
@@ -55,23 +55,23 @@ BASELINES: dict[str, Baseline] = {
         True, "OBLR-PO, theorem 7, arXiv 2511.23310", needs=("norm2_PG",), smallest_group=2, off_policy=True,
     ),
     "oblr_shrunk": Baseline(
-        "The baseline `oblr` shrunk towards what other prompts and earlier steps say (`Prior`).",
+        "The baseline `oblr`, shrunk towards that of other prompts and earlier steps (`Prior`).",
         True, "derived here", needs=("norm2_PG", "prior"), off_policy=True, learns_from_ties=True,
     ),
     "oblr_lazy": Baseline(
-        "The reward of the group's other outputs, where all of them earned the same; elsewhere that of `oblr_shrunk`.",
+        "The reward of the group's other outputs if all of them earned the same; otherwise as `oblr_shrunk`.",
         True, "derived here", needs=("norm2_PG", "prior"), off_policy=True,
     ),
     "oblr_thrifty": Baseline(
-        "`oblr_lazy` for low, high or all rewards, as far as earlier steps say that it costs less; else `oblr_shrunk`.",
+        "`oblr_lazy` for low, high or all rewards if earlier steps show that this costs less; otherwise `oblr_shrunk`.",
         True, "derived here", needs=("norm2_PG", "prior"), off_policy=True,
     ),
     "opo": Baseline(
-        "The mean reward of the group weighted by lengths T, in-sample: b_j = sum T F / sum T.",
+        "The mean reward of the group, weighted by lengths T, in-sample: b_j = sum T F / sum T.",
         False, "Hao et al. 2025, arXiv 2505.23585", needs=("length_PG",), smallest_group=2,
     ),
     "otb": Baseline(
-        "One baseline a token, (P, G, T): b_t = sum_i W_it F_i / sum_i W_it with W_it = sum_{u<=t} l_iu.",
+        "One baseline per token, (P, G, T): b_t = sum_i W_it F_i / sum_i W_it with W_it = sum_{u<=t} l_iu.",
         False, "Li et al. 2026, arXiv 2602.07078", needs=("logit_norm2_PGT", "token_mask_PGT"), smallest_group=2,
         trainable=False,
     ),

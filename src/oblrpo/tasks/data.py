@@ -132,7 +132,7 @@ class DataTask:
         hint = f"set {setting} lower{',' if more else ' or'} add rows{more}" if size > 2 else f"add rows{more}"
         if self._splits and different <= size <= total and different < total:
             hint = (
-                f"its {total} rows hold few different prompts ({different}), and equal ones stay on one side: give "
+                f"its {total} rows hold few different prompts ({different}), and equal prompts stay on one side: give "
                 "rows with other prompts as eval_data"
             )
         raise InputError(
@@ -141,14 +141,23 @@ class DataTask:
         )
 
 
+Fault = Callable[[Mapping[str, Any], str, str], str]
+"""Of a row's columns, its answer and the name of that one's column: why a reward cannot grade it, or nothing."""
+
+
 def problems_of(
-    rows: Stream, prompt_column: str, answer_column: str, template: str, numbers: bool = False, compared: bool = True
+    rows: Stream,
+    prompt_column: str,
+    answer_column: str,
+    template: str,
+    faults: Sequence[Fault] = (),
+    compared: bool = True,
 ) -> list[Problem]:
     """Return a problem of each row; `answer_column` "": there is no answer.
 
     A prompt is text, put into the template, or messages, used as they are. The columns but `prompt` are for rewards, by
     their own names; `answer` is the answer where no column is called so. An answer that is `compared` must be text or a
-    number, and with `numbers` hold one; else it may be anything, or absent.
+    number; else it may be anything, or absent. A row in which one of `faults` finds one is refused.
     """
     check_template(template)
     problems: list[Problem] = []
@@ -163,11 +172,6 @@ def problems_of(
             answer = ""
             if answer_column and compared:
                 answer = text_of(row, answer_column, where, "answer_column", prompt_column)
-            if numbers and last_number(answer) is None:
-                raise InputError(
-                    f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; fix "
-                    "the row or use the reward 'exact'."
-                )
             if answer_column and not compared:
                 value = value_at(row, answer_column)
                 answer = "" if value is None else as_text(value)
@@ -175,6 +179,9 @@ def problems_of(
                     columns["answer"] = value
             elif answer_column and "answer" not in row:
                 columns["answer"] = answer
+            for fault in faults:
+                if why := fault(columns, answer, answer_column):
+                    raise InputError(f"{where}: {why}")
             prompt = value_at(row, prompt_column)
             if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
                 problems.append(Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row), answer, columns))
@@ -203,7 +210,7 @@ def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any]) -
                 f"{index} {fault}."
             )
     if messages[-1]["role"] == "assistant":
-        raise InputError(f"{where} ends with a message of the assistant; it must end where the completion begins.")
+        raise InputError(f"{where} ends with an assistant message; it must end where the completion begins.")
     args = _template_args(row, where)
     texts = [message if message.keys() - {"role", "content"} else message["content"] for message in messages]
     try:
@@ -239,8 +246,8 @@ def _template_args(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             continue  # null, or what only rewards read
         if value and not isinstance(value, kind):
             raise InputError(
-                f"{where} is messages, whose chat template gets the column '{column}' too: {kind_of(value)}, where "
-                f"{kind_of(kind())} was expected; rename the column if only rewards read it."
+                f"{where} is messages, so the chat template also gets column '{column}', which is {kind_of(value)}, "
+                f"not {kind_of(kind())}; rename the column if only rewards read it."
             )
         args |= value if isinstance(value, dict) else {column: value}
     return {name: value for name, value in args.items() if value not in (None, [])} if args else NO_ARGS

@@ -69,7 +69,7 @@ def keep_rows(rows: Stream, where: Mapping[str, Any]) -> Stream:
         placed for placed in rows if all(value_at(placed[1], column) in values for column, values in allowed.items())
     ]
     if rows and not kept:
-        raise InputError(f"where {dict(where)} leaves none of {len(rows)} rows; text and numbers are not equal.")
+        raise InputError(f"where {dict(where)} leaves none of {len(rows)} rows; a number and its text are not equal.")
     return kept
 
 
@@ -99,7 +99,7 @@ def _read_csv(path: Path) -> Rows:
         if None in row or None in row.values():
             raise InputError(f"{where} has more or fewer fields than the first line has names.")
     if not rows:
-        raise InputError(f"{path} holds no rows; give a first line of names and one line a row.")
+        raise InputError(f"{path} holds no rows; give a first line of column names, then one line per row.")
     return [(where, {str(name): value for name, value in row.items()}) for where, row in rows]
 
 

@@ -225,7 +225,7 @@ class Reporter:
                 for library, entry in note.items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            raise InputError(f"{path} is damaged; remove it, and libraries get the run from its start.") from None
+            raise InputError(f"{path} is damaged; remove it, and the trackers get the run from its start.") from None
 
     def _write_note(self) -> None:
         write_atomically(self._folder.path / NOTE, json.dumps(self._note, indent=1) + "\n")

@@ -108,7 +108,7 @@ def _completion(row: dict[str, Any], place: str) -> str:
         return text_of(row, COMPLETION, place)
     if len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != "assistant":
         raise InputError(
-            f"{place}: column '{COMPLETION}' must be text or one message of the assistant, which follows the prompt."
+            f"{place}: column '{COMPLETION}' must be text, or one assistant message that follows the prompt."
         )
     if further := [key for key in value[0] if key in SAID and value[0][key]]:
         raise InputError(f"{place}: the message of column '{COMPLETION}' has {further[0]!r}; only text can be learned.")

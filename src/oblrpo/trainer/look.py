@@ -77,10 +77,10 @@ class Findings:
 
     def __str__(self) -> str:
         run = "none" if self.run_n_snr is None else f"{self.run_n_snr:.2g}"
-        source = "its source is not known under this loss weighting"
+        source = "its source is unknown with this loss weighting"
         if self.between is not None:
             share = _figure(self.between)
-            source = f"a share of {share} comes from which prompts are drawn, the rest from their completions"
+            source = f"a share of {share} comes from the choice of prompts, the rest from their completions"
         lines = [
             f"A look at step {self.step}: {BATCHES} batches of {self.prompts} fresh prompts x {self.outputs} "
             "completions; 95 % intervals over batches",
@@ -93,7 +93,7 @@ class Findings:
         ]
         if not self.variance:
             return "\n".join(
-                [*lines[:-1], "  no comparison      all rewards agree, so that there is no gradient to compare"]
+                [*lines[:-1], "  no comparison      all rewards agree, so there is no gradient to compare"]
             )
         for unbiased in (True, False):
             lines += [] if unbiased else ["  under biased baselines, which also rescale the gradient:"]

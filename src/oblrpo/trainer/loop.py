@@ -23,9 +23,13 @@ from oblrpo.diagnosis.of_rewards import same_reward
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, kappa
 from oblrpo.evaluation.sampled import heldout_accuracy
+from oblrpo.memory import give_back
 from oblrpo.objects import Objects
+from oblrpo.policy.checks import check_scores
+from oblrpo.policy.saving import check_saved
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
+from oblrpo.rollout.variety import answers_of, token_counts, variety
 from oblrpo.runs import HELD_OUT, Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
 from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
@@ -34,10 +38,11 @@ from oblrpo.settings import TrainConfig, adjustable, flatten
 from oblrpo.step import NO_SIGNAL, StepResult
 from oblrpo.tasks import Problem
 from oblrpo.trackers import Reporter
+from oblrpo.trainer.check import check
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
-from oblrpo.trainer.setup import adjust, check, make_learner, policy_of, row_batches, set_threads
-from oblrpo.trainer.task import Prompts, drop_long_prompts, sources_of, task_of
+from oblrpo.trainer.setup import adjust, make_learner, policy_of, row_batches, set_threads
+from oblrpo.trainer.task import Prompts, drop_long_prompts, rows_to_keep, sources_of, task_of
 
 
 def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
@@ -123,6 +128,15 @@ def part_metrics(earned: Mapping[str, Sequence[float]]) -> dict[str, float]:
         metrics[f"rewards/{name}/mean"] = values_N.mean().item()
         metrics[f"rewards/{name}/std"] = values_N.std().item() if len(values) > 1 else math.nan
     return metrics
+
+
+def text_metrics(problems: Sequence[Problem], step: StepResult, ends: Sequence[int]) -> dict[str, float]:
+    """How much the completions of a step differ; `ends` are the tokens that end one."""
+    rollouts, G = step.samples.rollouts, step.samples.rewards_PG.shape[1]
+    parts = ([getattr(each, name) for each in problems] for name in ("answer", "columns", "text"))
+    answers = [answer for answer in answers_of(*parts) for _ in range(G)]
+    count_V = token_counts(rollouts.sequences.completion_SC, rollouts.sequences.own_SC, ends, max(ends) + 1)
+    return variety(rollouts.completions, count_V, answers)
 
 
 def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:
@@ -256,10 +270,12 @@ class Trainer:
         self.tokens = 0
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
-        self.policy = policy_of(config, self.objects, checkpoint, self.folder.path)
+        self.policy, self.resaved = policy_of(config, self.objects, checkpoint), checkpoint is not None
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
+        self.heldout_rows, lost = rows_to_keep(config.task, self.heldout)
+        self.notes += lost
         self.monitors = Monitors(
             facts_of(flatten(config)), min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse
         )
@@ -270,10 +286,21 @@ class Trainer:
         if checkpoint:
             state = load_state(checkpoint)
             if state["step"] > config.run.steps:
-                raise InputError(f"{self.folder.path} is at step {state['step']} already; --steps must be no fewer.")
+                raise InputError(f"{self.folder.path} is at step {state['step']}; --steps must be at least that.")
             self.done, self.saved, self.tokens = state["step"], state["step"], state["tokens"]
             self.learner.load_state_dict(state, str(self.folder.path))
             self.prompts.load_state_dict(state["prompts"])
+
+    def try_policy(self, write: bool = True) -> None:
+        """Refuse a policy whose scores cannot be taken, or that checkpoints would not bring back.
+
+        Without `write` no whole model is saved for that: names and shapes of its weights are compared.
+        """
+        given, above = self.objects.model is not None, (each for each in self.folder.path.parents if each.is_dir())
+        if self.config.policy.model and (given or not self.resaved):
+            check_saved(self.policy, self.config.policy, given, next(above), write)
+            give_back()
+        check_scores(self.policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
@@ -281,6 +308,7 @@ class Trainer:
         Raises:
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
+        self.try_policy()
         if not self.resume:
             self.folder.make()
         with locked(self.folder.path):
@@ -291,6 +319,8 @@ class Trainer:
             else:
                 self.folder.create(self.config, self.identity)
             try:
+                if self.heldout_rows:
+                    self.folder.write_heldout_rows(self.heldout_rows)
                 self._run(progress)
             except (Exception, KeyboardInterrupt) as error:
                 where = "the warm start" if self.done is None else f"step {self.done + 1}"
@@ -338,7 +368,7 @@ class Trainer:
             )
         if ":" in self.algorithm.baseline and not BASELINES[self.algorithm.baseline].unbiased:
             progress.warn(
-                f"the baseline {self.algorithm.baseline!r} changes with the completion that it is subtracted from, "
+                f"the baseline {self.algorithm.baseline!r} depends on the completion that it is subtracted from, "
                 "which biases the gradient. Leave that completion out of it."
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
@@ -378,7 +408,7 @@ class Trainer:
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
         if lost := getattr(self.policy.model, "left_out", None):
-            without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, as {min(lost)}\n"
+            without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, e.g. {min(lost)}\n"
         engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
@@ -398,6 +428,7 @@ class Trainer:
             f"{without_rules}"
             f"sampler    {config.rollout.sampler}{engine}; completions end with {' or '.join(self.policy.end_words)}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
+            f"{'' if config.run.steps else ': no RL, only held-out accuracy and a checkpoint'}"
             f"{'' if self.done is None else f'; resuming after step {self.done}'}"
         )
 
@@ -410,8 +441,8 @@ class Trainer:
         changed = ", ".join(begun.changed(sources))
         if changed and not accept_changed:
             raise InputError(
-                f"{self.folder.path} was started with other data, rewards or baseline: {changed} changed since. Put "
-                "back what was there, or continue with what is there now: oblrpo train --resume --accept-changed "
+                f"{self.folder.path} was started with other data, rewards or baseline: {changed} changed since. "
+                "Restore what was there, or continue with what is there now: oblrpo train --resume --accept-changed "
                 f"--output {self.config.run.output} (from Python accept_changed=True)."
             )
         if changed:
@@ -449,7 +480,8 @@ class Trainer:
         # Before the metrics: warnings about rewards name this file, and a step counts once its metrics are there.
         with self.learner.clock.part("files"):
             self.folder.write_completions(step, completion_rows(problems, done))
-        metrics = step_metrics(step, done, self.tokens) | part_metrics(self.rewards.take_earned())
+        metrics = step_metrics(step, done, self.tokens) | text_metrics(problems, done, self.policy.end_tokens)
+        metrics |= part_metrics(self.rewards.take_earned())
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
         return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap(), done.skipped

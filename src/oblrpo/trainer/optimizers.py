@@ -28,7 +28,7 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     """
     name, kind = config.optimizer, getattr(torch.optim, config.optimizer, None)
     if name in {"LBFGS", "SparseAdam"}:
-        raise InputError(f"{name} needs a closure or sparse gradients, which are not there; try AdamW.")
+        raise InputError(f"{name} needs a closure or sparse gradients, which a run does not have; try AdamW.")
     if name in PACKAGES:
         try:
             kind = getattr(importlib.import_module(PACKAGES[name]), name)

@@ -1,19 +1,18 @@
 """The most memory that a training step will hold, predicted from small trials of the model itself."""
 
 import math
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from oblrpo.estimators.baselines import SAMPLING, TRAINING
-from oblrpo.memory import machine_bytes, peak_bytes
-from oblrpo.policy import Sequences
-from oblrpo.policy.sequences import MicroBatches
+from oblrpo.memory import WithoutProducts, machine_bytes, peak_bytes
+from oblrpo.policy import Policy, Sequences
 from oblrpo.settings import OptimConfig, TrainConfig
-from oblrpo.step import Batch, Learner
-from oblrpo.step.flow import ImportanceWeights
-from oblrpo.step.look import FIRST_PROMPTS, LOOK, WORK_SHARE, look
+from oblrpo.step import Learner
+from oblrpo.step.look import FIRST_PROMPTS, LOOK, WORK_SHARE
 from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.trainer.optimizers import make_optimizer
 
@@ -76,7 +75,7 @@ class PeakMemory:
 def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libraries: int) -> PeakMemory:
     """Predict the peak of a step in which every completion is as long as it may be; the learner is left unchanged.
 
-    What a token of a micro-batch takes is measured on two small batches of random tokens; it grows in proportion.
+    What a token of a micro-batch takes is measured on two small ones of random tokens; it grows in proportion.
     `libraries` are the bytes that the process held before the model was loaded.
     """
     policy, schedule, rollout = learner.policy, learner.schedule, config.rollout
@@ -90,10 +89,10 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
     looked = P if looks.every == 1 or looks.ledger_steps != 0 else max(FIRST_PROMPTS, paid) if looks.every else 0
     prompts = min(budget, rollout.prompts_per_micro_batch or P, max(-(-P // 2), min(P, looked)))
     tokens, own = prompts * rows * width, rollout.max_completion_length / width
-    peaks = [_trial(learner, rows, length, own) for length in (TRIAL_TOKENS[0], *TRIAL_TOKENS)][1:]
+    peaks = [_trial(policy, rollout.temperature, rows, length, own) for length in TRIAL_TOKENS]
     slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
     constant = peaks[0] - slope * rows * TRIAL_TOKENS[0]
-    activations = constant - gradient + slope * tokens
+    activations = constant + slope * tokens
     head, on_gpu = policy.head, policy.device.type == "cuda"
     number = 2 if on_gpu and policy.low_precision else 4
     if head is not None and tokens * own * number > head.in_features * 4:  # probabilities are made again, not kept
@@ -116,31 +115,30 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
     )
 
 
-def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
-    """Peak bytes of a look and the gradient of two prompts, one after the other, with rows of so many tokens."""
-    policy = learner.policy
+def _trial(policy: Policy, temperature: float, rows: int, length: int, own: float) -> int:
+    """Peak bytes of a forward and backward of a prompt's rows of so many tokens, each gradient dropped when it is made.
+
+    No product is computed, for none changes what is kept.
+    """
     start = max(1, length - max(1, round(own * length)))  # a completion is read after a prompt of one token or more
-    shape = 2 * rows, length
     with policy.seeded(0):
-        ids_ST = torch.randint(policy.vocabulary, shape, device=policy.device)
-    # A new model's vector of padding is zero, where a norm layer multiplies gradients by thousands.
-    ids_ST[ids_ST == policy.pad_token] = (policy.pad_token + 1) % policy.vocabulary
+        ids_ST = torch.randint(policy.vocabulary, (rows, length), device=policy.device)
     mask_ST = torch.ones_like(ids_ST)
     own_ST = mask_ST.clone()
     own_ST[:, :start] = 0
-    sequences, rewards_PG = Sequences(ids_ST, mask_ST, own_ST, start), torch.arange(2.0 * rows).view(2, rows)
-    batch = Batch.of(sequences, rewards_PG.to(policy.device), None, learner.algorithm)
-    trial = replace(learner, micro_batches=MicroBatches(prompts=rows))
+    sequences = Sequences(ids_ST, mask_ST, own_ST, start)
 
     def step() -> None:
-        if learner.looks.every or learner.looks.ledger_steps != 0:
-            look(policy, sequences, rows, learner.rollout.temperature, MicroBatches(prompts=1))
-        trial.gradient(batch, torch.full_like(batch.rewards_PG, -1.0), ImportanceWeights(learner.ratio))
+        with WithoutProducts():
+            policy.logps(sequences, temperature).logps_S.sum().backward()
 
-    try:
+    def drop(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    with ExitStack() as after:
+        for parameter in policy.parameters:
+            after.callback(parameter.register_post_accumulate_grad_hook(drop).remove)
         return peak_bytes(step, policy.device)
-    finally:
-        learner.optimizer.zero_grad(set_to_none=True)
 
 
 def _numbers_a_weight(config: OptimConfig) -> int:

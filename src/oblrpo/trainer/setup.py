@@ -1,6 +1,5 @@
 """The parts of a run, made from its config; configs that cannot work are refused here, and others adjusted."""
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,89 +8,23 @@ import torch
 from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.clock import Clock
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, SNRSchedule
+from oblrpo.estimators import SNRSchedule
 from oblrpo.memory import keep_freed
 from oblrpo.objects import Objects
-from oblrpo.policy import Policy, adopt_policy, check_policy, load_policy, make_policy
-from oblrpo.policy.checks import check_lengths, check_scores
+from oblrpo.policy import Policy, adopt_policy, load_policy, make_policy
+from oblrpo.policy.checks import check_lengths
 from oblrpo.policy.model import LEAST_COMPLETION
-from oblrpo.policy.saving import check_saved
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
-from oblrpo.rollout.engine import check_version
-from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value, flatten, with_settings
+from oblrpo.settings import RolloutConfig, TrainConfig, flatten, with_settings
 from oblrpo.step import Learner, Looks, Movement, StepBaseline, counted
 from oblrpo.step.look import look_steps
 from oblrpo.step.reference import Reference
-from oblrpo.tables.algorithms import refusal
-from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task
-from oblrpo.trackers import check_trackers
+from oblrpo.tasks import DataTask, Problem, Task
 from oblrpo.trainer.optimizers import make_optimizer, make_scheduler
 
 SMALL_MODEL = 5_000_000  # parameters up to which one CPU thread is fastest
-MOST_COMPLETIONS = 2**24  # completions of a step; their bare text would take gigabytes
-
-
-def check(config: TrainConfig) -> None:
-    """Refuse settings that cannot work, before anything is built, and one of several processes that share a run."""
-    if (size := os.environ.get("WORLD_SIZE", "")).strip() not in {"", "0", "1"}:
-        raise InputError(
-            f"oblrpo train is one process, and this is one of {size} (WORLD_SIZE, of torchrun or accelerate launch): "
-            "start it without those, or unset WORLD_SIZE. OBLRPOTrainer in TRL and verl take several."
-        )
-    _check_sizes(config)
-    algorithm = resolve(config.algorithm, config.optim)
-    G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
-    if smallest > G:
-        raise InputError(
-            f"the baseline {algorithm.baseline!r} compares a prompt's completions, so num_generations must be at least "
-            f"{smallest}, not {G}."
-        )
-    check_ranges(config)
-    if refused := refusal(algorithm.schedule, config.optim.optimizer, config.optim.learning_rate):
-        raise InputError(refused)
-    if algorithm.smallest_group > G:
-        raise InputError(
-            f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
-            f"{algorithm.smallest_group}, not {G}."
-        )
-    whole = ratio_of(config.algorithm, algorithm).is_importance_weight
-    if config.algorithm.num_iterations > 1 and algorithm.schedule == "ess" and not whole:
-        raise InputError(
-            f"schedule ess follows the importance weights of whole completions, which the ratio {algorithm.ratio!r} "
-            "does not use: set ratio to sequence, or another schedule."
-        )
-    _ = config.rollout.clip_max  # which refuses what cannot be read
-    config.rollout.check_temperature(config.rollout.temperature)
-    if config.rollout.sampler == "vllm":
-        check_version()
-    if config.rollout.dynamic_sampling and G < 2:
-        raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
-    warm = config.warm_start
-    rows = bool(config.task.data or config.task.task in BENCHMARKS)
-    if warm.warm_start_steps and "warm_start_steps" in config.given and rows and not warm.sft_data:
-        raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
-    check_policy(config.policy)
-    check_trackers(config.run.report_to)
-
-
-def _check_sizes(config: TrainConfig) -> None:
-    """Refuse what no machine holds and what no file can: numbers, batches and text."""
-    for name, value in every_value(config).items():
-        if isinstance(value, int) and name != "seed" and abs(value) >= 2**31:
-            raise InputError(f"{name} is beyond 2^31; no machine holds that.")
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and text != text.encode("utf-8", "ignore").decode():
-                raise InputError(f"{name} is {text!r:.100}, which holds half a surrogate pair; write it as UTF-8.")
-            if isinstance(text, str) and "\0" in text:
-                raise InputError(f"{name} is {text!r:.100}, which holds the character NUL; leave that out.")
-    P, G = config.rollout.prompts_per_step, config.rollout.num_generations
-    if P * G > MOST_COMPLETIONS:
-        raise InputError(
-            f"prompts_per_step x num_generations is {P * G:,} completions per step, more than {MOST_COMPLETIONS:,}; "
-            "lower one of them."
-        )
 
 
 def row_batches(rollout: RolloutConfig) -> MicroBatches:
@@ -108,15 +41,11 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
         raise InputError(f"{error} {fix}") from None
 
 
-def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None, run: Path) -> Policy:
-    """Return the policy of a run, once it has been tried that checkpoints bring it back."""
-    model, tokenizer, given = objects.model, objects.tokenizer, objects.model is not None
-    if checkpoint and not given:
-        return load_checkpoint(checkpoint, config)
-    policy = adopt_policy(model, tokenizer, config.policy, checkpoint) if given else make_policy(config.policy)
-    if config.policy.model:
-        check_saved(policy, config.policy, given, next(folder for folder in run.parents if folder.is_dir()))
-    return policy
+def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None) -> Policy:
+    """Return the policy of a run."""
+    if objects.model is not None:
+        return adopt_policy(objects.model, objects.tokenizer, config.policy, checkpoint)
+    return load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
 
 
 def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
@@ -132,7 +61,6 @@ def make_learner(
 
     `rows` is the number of prompts of the task; None: without number.
     """
-    check_scores(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm, iterations = resolve(config.algorithm, optim), config.algorithm.num_iterations
     groups = MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
@@ -147,7 +75,7 @@ def make_learner(
             low_precision=policy.low_precision,
         )
     except (ValueError, TypeError) as error:
-        raise InputError(f"these settings cannot be trained with: {error}") from None
+        raise InputError(f"cannot train with these settings: {error}") from None
     beta, clock, G = config.algorithm.beta, Clock(), rollout.num_generations
     every = look_steps(scores.look_steps, algorithm.schedule)
     return Learner(

@@ -12,12 +12,14 @@ from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX, Objects, as_stable_json, plain_name
 from oblrpo.policy import Policy
-from oblrpo.rewards import NEED_ANSWER, Rewards, split_weight
+from oblrpo.rewards import Rewards, of_rows
+from oblrpo.runs import RunFolder
 from oblrpo.settings import TaskConfig, TrainConfig
 from oblrpo.step import Learner, Samples, StepResult
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import load_benchmark
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
+from oblrpo.tasks.rows import native, value_at
 from oblrpo.tasks.sources import Stream, is_hub_name, keep_rows, read_source
 from oblrpo.trainer.demonstrations import Demonstration
 
@@ -26,8 +28,6 @@ def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
     """Return the named task, the benchmark, or the user's data, which may be rows among `objects`."""
     task, seed, objects = config.task, config.run.seed, objects or Objects()
     objects.check(data=(*task.data, *task.eval_data), rewards=task.rewards)
-    if not all(isinstance(key, str) for key in task.task_args):
-        raise InputError(f"task_args is {task.task_args}; its keys must be names.")
     if task.task in BENCHMARKS:
         return _benchmark(task, seed)
     if task.data:
@@ -39,6 +39,48 @@ def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
         if getattr(task, name):
             raise InputError(f"{name} needs data; the task {task.task!r} generates its problems.")
     return make_task(task.task, seed, **task.task_args)
+
+
+def rows_to_keep(task: TaskConfig, problems: Sequence[Problem]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return held-out problems of `data` as its rows, and notes on columns that JSON cannot hold and are left out.
+
+    Arrays and tuples become lists. A benchmark has its problems from the hub, and a task of its own makes them again.
+    """
+    rows, lost = list[dict[str, Any]](), dict[str, str]()
+    for problem in problems if task.data and task.task not in BENCHMARKS else ():
+        columns = dict(problem.columns)
+        asked = {task.prompt_column: problem.question or problem.prompt, task.answer_column: problem.answer}
+        columns |= {name: value for name, value in asked.items() if value and value_at(columns, name) is None}
+        if task.answer_column == "answer" and columns.get("answer") is None:  # the row has none
+            columns.pop("answer", None)
+        rows.append({name: native(value) for name, value in columns.items()})
+        lost |= {name: type(value).__name__ for name, value in rows[-1].items() if not _fits_json(value)}
+    kinds = ", ".join(f"{name!r} ({kind})" for name, kind in lost.items())
+    note = (
+        f"heldout_rows.jsonl cannot hold what is in {kinds}: a reward that reads it cannot evaluate this run once it "
+        "is loaded again. Text, numbers, lists and dicts are kept."
+    )
+    return [{name: value for name, value in row.items() if name not in lost} for row in rows], [note] * bool(lost)
+
+
+def _fits_json(value: Any) -> bool:
+    """Whether a value that is written as JSON comes back as it was."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        return repr(json.loads(text.encode())) == repr(value)  # repr, for NaN, and 1 is not True
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def with_kept_rows(config: TrainConfig, objects: Objects) -> TrainConfig:
+    """Return a run's settings with the held-out rows that it has kept as all of its data, unless `objects` has these.
+
+    So its files may have moved or changed, and its rows may have been objects of a program that has ended.
+    """
+    kept = RunFolder(Path(config.run.output)).heldout_rows
+    if not kept.is_file() or {*config.task.data, *config.task.eval_data} & objects.rows.keys():
+        return config
+    return replace(config, task=replace(config.task, data=(str(kept),), eval_data=(str(kept),), where={}))
 
 
 def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
@@ -58,7 +100,7 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
     if not task.data and not train:
         raise InputError(f"{task.task} has no training split on the hub; give the problems to train on with data.")
     if task.task_args:
-        raise InputError(f"task_args is {task.task_args}, but {task.task} takes none; choose rows by where.")
+        raise InputError(f"task_args is {task.task_args}, but {task.task} takes none; choose rows with where.")
     template = task.prompt_template
     problems = load_benchmark(task.task, task.data, "train" if task.data else train, task.where, template)
     heldout = None
@@ -92,11 +134,10 @@ def name_of(data: Sequence[str]) -> str:
 
 
 def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:
-    rewards = {split_weight(name)[0] for name in task.rewards} or {"numeric"}
     template = task.prompt_template or PLACEHOLDER
     # A reward of the user's may do with any answer, or without one; what it needs it says itself.
-    compared = bool(rewards & NEED_ANSWER)
-    return problems_of(rows, task.prompt_column, task.answer_column, template, "numeric" in rewards, compared)
+    compared, faults = of_rows(task.rewards or ["numeric"])
+    return problems_of(rows, task.prompt_column, task.answer_column, template, faults, compared)
 
 
 def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], rewards: Rewards) -> dict[str, str]:

@@ -131,7 +131,7 @@ def without_halves(args: Any) -> str:
     cure = f"per_device_train_batch_size={size * steps // 2} and gradient_accumulation_steps=2, which is the same "
     return (
         f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps} with {G} completions per prompt: "
-        "signal and noise are told apart by two halves of an update, each some of its micro-batches and whole prompts; "
+        "signal and noise are separated by two halves of an update, each of whole micro-batches and whole prompts; "
         f"set {cure if size * steps % (2 * G) == 0 else 'gradient_accumulation_steps to an even number for an '}update"
     )
 
@@ -228,24 +228,24 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     look_steps: int | None = field(
         default=None,
         metadata={
-            "help": "Steps between looks, which take exact squared score norms; the first five steps have one each. "
-            "1: every step looks at all prompts, as in the paper; else at as many as 2 % of the run's work pays for. "
-            "0: none does. None: 10, or 1 with a schedule that needs it (debiased, plugin)."
+            "help": "Steps between looks, which take exact squared score norms; each of the first five steps has one. "
+            "1: every step looks at all prompts, as in the paper; above 1: at as many as 2 % of the run's work pays "
+            "for. 0: no looks. None: 10, or 1 with a schedule that needs it (debiased, plugin)."
         },
     )
     score_norms: str = field(
         default="calibrated",
         metadata={
             "help": "Weights of rewards in the oblr baselines: `calibrated` (exact norms if all prompts were looked "
-            "at, else a regression on those of earlier looks), or always a proxy: `length`, `logit`."
+            "at, otherwise a regression on earlier looks), or always a proxy: `length`, `logit`."
         },
     )
     schedule: str | None = field(
         default=None,
         metadata={
-            "help": "Factor on the learning rate: "
+            "help": "What sets the learning rate: "
             + "; ".join(f"`{name}`, {row.meaning}" for name, row in SCHEDULES.items())
-            + ". None: `auto`, or `off` with a warning where an update has no two halves of whole prompts."
+            + ". None: `auto`, or `off` with a warning if an update has no two halves of whole prompts."
         },
     )
     schedule_kl: float | None = field(

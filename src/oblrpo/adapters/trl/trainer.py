@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
@@ -24,6 +25,7 @@ from oblrpo.policy.checks import check_lengths, check_scores, noise
 from oblrpo.policy.load import check_values
 from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.decode import Drawn
+from oblrpo.rollout.variety import answers_of, token_counts, variety
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
 from oblrpo.scores import Features, UnsupportedModelError
@@ -90,9 +92,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         needs_signal = SCHEDULES[args.schedule].needs_signal  # type: ignore[index]
         if needs_signal and not (self._update.has_halves or self._advantages.knows_norms):
             raise InputError(
-                f"schedule={args.schedule!r} needs signal and noise. Looks at all prompts (look_steps=1) tell them "
-                "only of an oblr baseline whose objective is the expected reward alone; set "
-                "gradient_accumulation_steps=2, two halves of whole prompts, or schedule='off'."
+                f"schedule={args.schedule!r} needs signal and noise. Looks at all prompts (look_steps=1) measure "
+                "them only for an oblr baseline whose objective is the expected reward alone; set "
+                "gradient_accumulation_steps=2, for two halves of whole prompts, or schedule='off'."
             )
         self._schedule: SNRSchedule
         self._rate: float | None = None
@@ -170,9 +172,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         except DivergedError:
             raise
         except (ValueError, UnsupportedModelError) as error:
-            raise InputError(f"the advantages cannot be had: {error}") from None
+            raise InputError(f"the advantages cannot be computed: {error}") from None
         self._generation = generation
-        self._add_metrics(generation.metrics)
+        self._add_metrics(generation.metrics | self._variety(inputs, output))
         first, advantages_S = len(inputs) * self.accelerator.process_index, generation.advantages_PG.flatten()
         output["advantages"] = advantages_S[first : first + len(inputs)].to(output["advantages"])
         for _ in advantages_S:  # those of TRL
@@ -182,6 +184,16 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if generation.norm2_PG is not None:
             self._logs["extra"]["score_norm2"].extend(generation.norm2_PG.flatten().tolist())
         return output
+
+    def _variety(self, inputs: Any, output: dict[str, Any]) -> dict[str, float]:
+        """How much the completions of all processes differ."""
+        answers = gather_object([str(row.get("answer") or "") for row in inputs])
+        columns = gather_object([{key: value for key, value in row.items() if key != "prompt"} for row in inputs])
+        texts, prompts = (list(map(str, self._logs[key]))[-len(answers) :] for key in ("completion", "prompt"))
+        policy = self._advantages.policy
+        count_V = token_counts(output["completion_ids"], own_SC(output), policy.end_tokens, policy.vocabulary)
+        count_V = self.accelerator.gather(count_V[None]).sum(0)
+        return variety(texts, count_V, answers_of(answers, columns, prompts))
 
     def _features(self, output: dict[str, Any]) -> Features | None:
         """What the draws tell of completions: all figures, or log-probabilities; None where nothing was kept."""

@@ -250,7 +250,7 @@ def check_engine(engine: Any, longest: int) -> None:
         check_lengths(policy, lambda: longest or policy.longest)  # vLLM goes by the longest row that it allows
         engine.module.train()  # in which verl takes its gradient
         if found := noise(policy):
-            raise InputError(f"oblr_po takes no noise in forwards ({found}): set it to 0 in {MODEL}.override_config.")
+            raise InputError(f"oblr_po allows no noise in forwards ({found}): set it to 0 in {MODEL}.override_config.")
         engine.module.eval()
     try:
         logp_C = _log_probs(engine, 0)
@@ -261,22 +261,22 @@ def check_engine(engine: Any, longest: int) -> None:
     if names := [name for name, module in engine.module.named_modules() if isinstance(module, torch.nn.Conv1d)]:
         raise InputError(  # frozen ones, too; what they do to random weights may be too little to be seen below
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: {names[0]} is a convolution "
-            f"along tokens, as hybrids have, which runs on from one packed row to the next; {UNPACK}"
+            f"over tokens, as in hybrid models, which continues from one packed row into the next; {UNPACK}"
         )
     change = float((_log_probs(engine, 1) - logp_C).abs().max())
     if not change <= (MIXES_SHORT if low_precision(engine) else MIXES):
         raise InputError(
             f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
             f"changes with the row before it, by {change:.2g} nats, as in linear attention, Mamba and convolutions "
-            f"that run on from row to row; {UNPACK}"
+            f"that continue from row to row; {UNPACK}"
         )
 
 
 def _cure(error: str, packed: bool) -> str:
     if "lora_" in error:
-        return f" Adapters of linear layers are taken: set {MODEL}.target_modules=[q_proj,k_proj,v_proj,o_proj]."
+        return f" Adapters of linear layers work: set {MODEL}.target_modules=[q_proj,k_proj,v_proj,o_proj]."
     if packed:
-        return f" Hybrids (linear attention, Mamba, convolutions) are taken where rows are not packed: {UNPACK}"
+        return f" Hybrid models (linear attention, Mamba, convolutions) work if rows are not packed: {UNPACK}"
     return ""
 
 

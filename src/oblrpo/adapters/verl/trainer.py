@@ -187,8 +187,8 @@ def _one_an_output(data: Any) -> Tensor:
     advantage_S: Tensor = advantage_SC.sum(1) / mask_SC.sum(1).clamp(min=1)
     if not torch.allclose(advantage_SC, advantage_S[:, None] * mask_SC):
         raise InputError(
-            "trainer_mode oblr_po measures signal and noise of gradients with one advantage per completion, and "
-            "algorithm.adv_estimator gives its tokens different ones; set +oblrpo.schedule=off."
+            "trainer_mode oblr_po measures signal and noise with one advantage per completion, but "
+            "algorithm.adv_estimator gives its tokens different advantages; set +oblrpo.schedule=off."
         )
     return advantage_S
 
