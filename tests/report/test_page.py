@@ -130,15 +130,15 @@ def test_the_batch_used_and_the_interval_of_the_critical_one(write_run, monkeypa
         return ""
 
     monkeypatch.setattr("oblrpo.report.charts.chart", note)
-    record = read_run(write_run([row(1, snr_low=0.04), row(2)]))
+    record = read_run(write_run([row(1, snr_low=0.04), row(2), row(3, snr_low=0.004)]))
     for draw in (n_snr, critical_batch):
         draw(record, next(chart for chart in CHARTS if chart.kind == draw.__name__))
     lines, further = drawn["Critical batch size, and the batch used"]
-    assert lines[0].low == [pytest.approx(10), pytest.approx(10)]
-    assert lines[0].high == [pytest.approx(25), None]  # open: SNR may be 0
+    assert lines[0].low == [pytest.approx(10)] * 3
+    assert lines[0].high == [pytest.approx(25), None, None]  # SNR may be 0; over ten times all else
     assert further["levels"] == [(4, "batch used: 4")]
     lines, _ = drawn["Signal to noise of the batch gradient"]
-    assert lines[0].high == [pytest.approx(0.4), pytest.approx(0.4)]  # N times snr_high
+    assert lines[0].high == [pytest.approx(0.4)] * 3  # N times snr_high
 
 
 def test_variance_ratios_are_geometric_means(write_run):
