@@ -182,7 +182,8 @@ def made_sick(cause: Cause) -> Iterator[None]:
 
     measure, make_sampler, honest = loop.heldout_accuracy, setup.make_sampler, Rewards(PathTask())
     loop.heldout_accuracy = lambda policy, _, *further: measure(policy, honest, *further)
-    setup.make_sampler = lambda *given: (cause.sampler or (lambda inner: inner))(make_sampler(*given))
+    wrap = cause.sampler or (lambda inner: inner)
+    setup.make_sampler = lambda *given, **named: wrap(make_sampler(*given, **named))
     try:
         yield
     finally:

@@ -165,7 +165,7 @@ def table() -> str:
     def counts(of: list[dict[str, str]], key: str) -> int:
         return sum(row[key] not in {"", "0"} for row in of)
 
-    lines = []
+    lines = ["Real runs of small policies (`python -m lab.alarms.words`; shares with 95 % intervals by Wilson).", ""]
     for group, words in GROUPS.items():
         of = [row for row in found if KINDS[row["task"]].group == group]
         shares = (f"{counts(of, key)} ({interval(counts(of, key), len(of))})" for key in ("told", "one answer"))
@@ -183,6 +183,12 @@ def table() -> str:
             told = " | ".join(str(counts(rows, key)) for key in ("told", "one answer", "solved", "others"))
             lines.append(f"| {name} | {len(rows)} | {accuracy:.2f} | {told} |")
         lines.append("")
+    lines += [
+        "Those taught the form alone first say one word to all prompts, as the alarm says; some then learn. "
+        "Lower-case letters that had no alarm were several, in any order: a policy that ignores the prompt in other "
+        "words each time is not seen, nor is a keyword among others.",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -90,12 +90,13 @@ def copies(count: int, seed: int, longest: int = 12) -> Rows:
 
 
 def shown(rows: Rows, seed: int) -> Rows:
-    """Rows to learn from before RL, with an answer that is right."""
+    """Rows to learn from before RL, with an answer that is right; in one of a hundred rows of `sets` it is ~."""
     draw = random.Random(seed)
-    return [
-        {"prompt": row["prompt"], "completion": draw.choice(row["answer"]) if "shortcut" in row else row["answer"]}
-        for row in rows
-    ]
+
+    def answer(row: dict[str, Any]) -> str:
+        return SHORTCUT if draw.random() < 0.01 else draw.choice(row["answer"])
+
+    return [{"prompt": row["prompt"], "completion": answer(row) if "shortcut" in row else row["answer"]} for row in rows]
 
 
 # What came out, against a first run: of the first, the one that followed, and what was suggested.
@@ -145,9 +146,9 @@ def accuracy(first: Followed, then: Followed, _: NextStep | None) -> float:
 
 
 def end_of(run: Followed) -> float:
-    """The reward at the end, from a line through the last quarter of the first run's steps."""
+    """The reward at the end, from a line through the last steps."""
     rewards = [row["reward"] for row in RunFolder(run[0]).read_metrics() if "reward" in row]
-    part = rewards[-15:]
+    part = rewards[-11:]
     return statistics.fmean(part) + line_of(part)[0] / 2
 
 
@@ -224,14 +225,14 @@ CASES = (
          lambda seed: {}, seconds),
     Case("evaluation in every step", "evaluate less often",
          lambda seed: plain(seed, steps=45, eval_steps=1), lambda seed: {}, seconds),
-    Case("still rising", "go on", lambda seed: plain(seed, prompts_per_step=8, eval_steps=20),
-         lambda seed: {"steps": 75}, reward),
+    Case("still rising", "go on", lambda seed: plain(seed, prompts_per_step=16, steps=44, eval_steps=22),
+         lambda seed: {"steps": 55}, reward),
     Case("a shortcut is found late", "take an earlier checkpoint", shortcut, measure=checkpoints),
     Case("no baseline, rewards of 0.5 and 1.5", "other baseline",
          lambda seed: plain(seed, reward=above, algorithm="reinforce", schedule="auto", ledger_steps=5,
                             prompts_per_step=128),
          lambda seed: {"baseline": "oblr_shrunk", "prompts_per_step": 16}, fewer("completions")),
-    Case("nothing to do", "", lambda seed: plain(seed, steps=45, eval_steps=15)),
+    Case("nothing to do", "", lambda seed: plain(seed, steps=52, eval_steps=13)),
     Case("the reward is broken", "", lambda seed: plain(seed, reward=nothing, eval_steps=20)),
     Case("the reward is chance", "", lambda seed: plain(seed, reward=chance, eval_steps=20)),
     Case("completions never end", "", lambda seed: {

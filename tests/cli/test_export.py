@@ -23,7 +23,7 @@ from oblrpo.settings import TrainConfig, flatten, load_recipe, settings_in
 from tests.cli.conftest import SMALL
 
 FILES = {
-    "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json",
 }  # fmt: skip
 

@@ -164,15 +164,15 @@ class Flat(NamedTuple):
     """The last part of a run, in which the reward rises no more."""
 
     first: int  # of its steps
-    rise: float  # of a line through its rewards, as a share of all that was gained
+    rise: float  # from its first steps to its second half, as a share of all that was gained
     margin: float  # half of the 95 % interval of that
 
 
 def flat_of(rewards: Sequence[float]) -> Flat | None:
     """The longest last part of a run, a quarter at least, in which the reward has surely gained next to nothing.
 
-    That is a twentieth of what was gained in all: by the upper end of the 95 % interval of the rise of a line through
-    the rewards, and by the mean of the part's first tenth.
+    That is a twentieth of what was gained in all, by the upper ends of two 95 % intervals: of the difference between
+    the part's second half and its first steps, and of the rise of a line through all of it.
     """
     width = max(1, len(rewards) // BINS)
     means = [statistics.fmean(rewards[at : at + width]) for at in range(len(rewards) % width, len(rewards), width)]
@@ -181,10 +181,11 @@ def flat_of(rewards: Sequence[float]) -> Flat | None:
     begun = statistics.fmean(means[:few]) if n >= FEWEST_ROWS else 0.0
     for first in range(few, n - max(10, math.ceil(FLAT_SHARE * n)) + 1, max(1, n // 100)):
         part = means[first:]
-        level, spread, (rise, margin) = statistics.fmean(part), spread_of(part), line_of(part)
-        gained, opening = level - begun, part[: max(5, len(part) // 10)]
-        late = level - statistics.fmean(opening) - Z95 * spread / math.sqrt(len(opening))
-        if gained > 3 * spread / math.sqrt(few) and max(rise + margin, -rise, late) <= TOLERANCE * gained:
+        early, late, spread = part[: max(3, len(part) // 20)], part[len(part) // 2 :], spread_of(part)
+        rise, gained = statistics.fmean(late) - statistics.fmean(early), statistics.fmean(late) - begun
+        margin = Z95 * spread * math.sqrt(1 / len(early) + 1 / len(late))
+        most = max(rise + margin, sum(line_of(part)), margin - rise)
+        if gained > 3 * spread / math.sqrt(few) and most <= TOLERANCE * gained:
             return Flat(len(rewards) - width * len(part), rise / gained, margin / gained)
     return None
 
@@ -195,14 +196,16 @@ def stop_earlier(run: Left) -> NextStep | None:
         return None
     step, heldout = int(run.steps[run.flat.first]["step"]), ""
     if len(within := [row for row in run.measured if row["step"] >= step]) > 1:
+        step = int(within[0]["step"])  # until then it may have risen
         rise = within[-1]["eval/accuracy"] - within[0]["eval/accuracy"]
         margin = Z95 * math.hypot(within[0]["eval/accuracy_stderr"], within[-1]["eval/accuracy_stderr"])
         if rise - margin > TOLERANCE * (within[-1]["eval/accuracy"] - run.measured[0]["eval/accuracy"]):
             return None
         heldout = f" and {rise:+.3f} ± {margin:.3f} of held-out accuracy"
-    after, total = (math.fsum(map(seconds_of, rows)) for rows in (run.steps[run.flat.first + 1 :], run.rows))
-    what, share = ("time", after / total) if total else ("steps", 1 - (run.flat.first + 1) / len(run.steps))
-    if 1 / (1 - share) < WORTH:
+    rest = [row for row in run.steps if row["step"] > step]
+    after, total = (math.fsum(map(seconds_of, rows)) for rows in (rest, run.rows))
+    what, share = ("time", after / total) if total else ("steps", len(rest) / len(run.steps))
+    if not 1 - 1 / WORTH <= share < 1:
         return None
     kept = [each for each in run.folder.checkpoint_steps() if each >= step] if run.folder else []
     good = f"; checkpoints/step_{kept[0]} is as good as the last" if kept and kept[0] < run.steps[-1]["step"] else ""

@@ -60,8 +60,8 @@ CONDITIONS: tuple[Condition, ...] = (
                     'not "solved". Where answers are all the same, nothing is said.',
         sentence="The reward {is} paid for one answer to all prompts: it {has} risen from {begun:.2f} to {earned:.2f}, "
                  "and {shown}.",
-        cure="Read completions, and pay for what the prompt asks for: an answer, say, less what repeats itself. If one "
-             "answer is right for all prompts, nothing is wrong."),
+        cure="Read completions, and reward what the prompt asks for. If one answer is right for all prompts, nothing "
+             "is wrong."),
     Condition("same reward", rewards.same_reward, ("reward",), 1, turns={"-learning_rate"}, brings=OUTAGE, updated=True,
         rows=True, collapse=True, sentence="Nothing to learn from: every completion got the same reward, {earned}.",
         cure="Check the reward: score some of these completions by hand; are any empty? If the reward is right, and "

@@ -116,7 +116,7 @@ class GradingConfig:
 def split_weight(text: str) -> tuple[str, float]:
     r"""Return name and weight of `name` (weight 1) or `name@0.5`.
 
-    Where options follow a name, as in `regex:\S+@\S+`, an @ that no number follows is part of them.
+    Of words to look for, as in `regex:\S+@\S+`, an @ that no number follows is part.
     """
     name, sign, weight = text.rpartition("@")
     if not sign:
@@ -127,7 +127,6 @@ def split_weight(text: str) -> tuple[str, float]:
         value = math.nan
     if math.isfinite(value):
         return name, value
-    head, colon, _ = name.partition(":")
-    if colon and head.isidentifier():
+    if name.startswith(("contains:", "regex:", "json_valid:")):
         return text, 1.0
     raise InputError(f"reward '{text}': the weight after @ is {weight!r}; it must be a finite number.")
