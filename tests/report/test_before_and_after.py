@@ -57,7 +57,7 @@ def test_the_console_shows_them_in_columns():
         "a longer one     masked  (empty)  0.333  \\u001b[31mred",
     ]
     assert in_columns([], 80) == []
-    assert summary([{"step": 0}], "runs/x", Facts(), None, pairs, 80).splitlines()[:3] == in_columns(pairs, 80)
+    assert summary([{"step": 0}], "runs/x", Facts(), pairs=pairs, width=80).splitlines()[:3] == in_columns(pairs, 80)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 133])
