@@ -118,7 +118,7 @@ def diagnose(run: Any) -> Diagnosis:
     Examples:
         >>> rows = [{"step": n, "reward": 0.5 * (n < 30) + n % 2 / 50} for n in range(60)]
         >>> print(diagnose(rows).findings[0].sentence)
-        The reward has fallen: its mean over 10 steps is 0.310, down from 0.510 around step 19.
+        The reward has fallen: its mean over 10 steps is 0.010, down from 0.510 around step 29.
     """
     path = _given(run)
     if isinstance(path, Rows):
