@@ -89,7 +89,7 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     kind = "up" if (row["advantage"] or 0) > 0 else "down"
     advantage = markup("<span class={}>{}</span>", kind, number("advantage", "none", "+.3f"))
     baseline, norm2 = number("baseline", "none", ".3f"), number("score_norm2", "not taken")
-    return number("reward", "masked", "g"), advantage, baseline, norm2, number("length", "", "d")
+    return number("reward", "masked", ".3g"), advantage, baseline, norm2, number("length", "", "d")
 
 
 DRAWN: dict[str, Callable[[RunRecord, Chart], list[Markup]]] = {
@@ -152,9 +152,7 @@ def found_in(record: RunRecord) -> Diagnosis:
 
 def _state(record: RunRecord, reload_seconds: int) -> list[str]:
     steps = record.settings.get("steps")
-    data = record.settings.get("data") or [record.settings.get("task")]
-    parts = [record.settings.get("algorithm"), record.settings.get("model"), *(data if isinstance(data, list) else [])]
-    words = [plain_name(str(part)) for part in parts if part]
+    words = [plain_name(str(part)) for key in ("algorithm", "model") if (part := record.settings.get(key))]
     words.append(f"finished, {steps} step{'s' * (steps != 1)}" if record.finished else f"step {record.done} of {steps}")
     return [*words, *([f"live: this page reloads every {reload_seconds} s"] if reload_seconds else [])]
 
