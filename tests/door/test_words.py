@@ -32,19 +32,10 @@ def test_a_chat_data_set_learns_with_what_the_error_proposes(tmp_path, command_l
     first, last = (sum(row["rewards/contains/mean"] for row in part) / 5 for part in (rows[:5], rows[-5:]))
     assert len(rows) == 32
     assert first < 0.1 < 0.3 < last
-    words = [
-        "--rewards",
-        "contains:a",
-        r"regex:^\S+$@0.5",
-        "--samples",
-        2,
-        "--json",
-        "--output",
-        tmp_path / "evaluation",
-    ]
-    code, out, err = command_line("evaluate", tmp_path / "run", *words)
+    words, more = ["contains:a", r"regex:^\S+$@0.5"], ["--samples", 2, "--output", tmp_path / "evaluation"]
+    code, out, err = command_line("evaluate", tmp_path / "run", "--json", "--rewards", *words, *more)
     assert code == 0, err
-    assert json.loads(out)["rewards"] == ["contains:a", r"regex:^\S+$@0.5"]
+    assert json.loads(out)["results"][0]["rewards"] == words
     code, _, err = command_line("export", tmp_path / "run")
     assert code == 0, err
     assert "contains" in (tmp_path / "run" / "export" / "README.md").read_text()

@@ -90,7 +90,7 @@ class Numeric:
             return ""
         return (
             f"column '{column}' holds no number that the reward 'numeric' could compare; fix the row, or choose "
-            "--rewards contains (the answer stands in the completion) or exact (it is all of it); in Python, "
+            "--rewards contains (the completion contains the answer) or exact (it is the answer); in Python, "
             "reward='contains'."
         )
 
