@@ -51,6 +51,7 @@ train --lr-scheduler-type x
 train --algorithm nope
 train --schedule kl --learning-rate 0
 train --task nope
+train --rewards nope
 train --dtype bfloat16
 train --report-to nope
 train --sampler-correction nope

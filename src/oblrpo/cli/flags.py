@@ -162,7 +162,7 @@ def misplaced(word: str) -> str:
 COMMON = (
     "model", "chat", "data", "prompt_column", "answer_column", "task", "rewards", "output", "steps", "seed",
     "prompts_per_step", "num_generations", "max_completion_length", "tokens_per_micro_batch", "lora", "algorithm",
-    "eval_steps", "report_to", "resume", "dry_run",
+    "report_to", "resume", "dry_run",
 )  # fmt: skip
 """What most runs set."""
 

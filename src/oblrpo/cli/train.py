@@ -56,6 +56,7 @@ def run(argv: list[str]) -> None:
             RunFolder(Path(config.run.output)).check_new()
     gc.disable()  # almost nothing of what loads is garbage, and looking for it took a fifth of the time
     try:  # torch and transformers load only now: --help is instant, and so is what is refused
+        import torch
         from transformers.utils import logging as transformers_logging
 
         from oblrpo.memory import resident_bytes
@@ -72,6 +73,7 @@ def run(argv: list[str]) -> None:
     trainer = Trainer(config, command.resume, accept_changed=command.accept_changed)
     if command.dry_run:
         print(seen(trainer.describe()), flush=True)
+        torch.set_num_threads(1)  # a few rows of no product: others would wait
         peak = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, libraries)
         print(f"memory     {peak}\n\n{seen(yaml_text(flatten(trainer.config)))}", end="", flush=True)
         trainer.try_policy(write=False)

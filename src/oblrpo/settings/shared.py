@@ -92,9 +92,9 @@ class RowsConfig:
     where: Mapping = field(default_factory=dict)
     """Rows of `data` to keep, by values of columns, such as '{level: [4, 5]}'."""
     prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
-    """Column of the prompt, also in sft_data, such as question: text, or messages for the chat template."""
+    """Column of the prompt, such as question; also in sft_data. It holds text, or messages for the chat template."""
     answer_column: Annotated[str, BENCHMARK, GENERATED] = "answer"
-    """Column of the reference answer, such as solution, or a key in a column, such as reward_model.ground_truth."""
+    """Column of the reference answer, such as solution; or a key in a column, such as reward_model.ground_truth."""
 
 
 @dataclass(frozen=True)

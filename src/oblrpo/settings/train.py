@@ -239,7 +239,8 @@ class RunConfig:
     output: Annotated[str, MAY_CHANGE] = "runs/latest"
     """Folder that the run writes to, such as runs/mine; it must be new, or hold the run to `--resume`."""
     steps: Annotated[int, Range(0), MAY_CHANGE] = 100
-    """Number of RL steps (0: only held-out accuracy and a checkpoint, after the warm start if there is one)."""
+    """Number of RL steps (0: held-out accuracy alone). With 0 a run is its warm start, if it has one, held-out accuracy
+    and a checkpoint."""
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = 0
     """Seed of the weights, the prompts and the sampling."""
     eval_steps: Annotated[int, Range(0)] = 10

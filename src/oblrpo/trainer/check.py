@@ -1,10 +1,12 @@
 """Settings that cannot work are refused before anything is built, and before torch loads, which takes seconds."""
 
 import os
+from os.path import isfile
 
 from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.errors import InputError
 from oblrpo.policy.files import check_policy
+from oblrpo.rewards import Rewards, split_weight
 from oblrpo.settings import TrainConfig, check_ranges, every_value
 from oblrpo.tables.algorithms import refusal
 from oblrpo.tables.baselines import BASELINES
@@ -55,8 +57,12 @@ def check(config: TrainConfig) -> None:
     task = config.task
     if not all(isinstance(key, str) for key in task.task_args):
         raise InputError(f"task_args is {task.task_args}; its keys must be names.")
-    if not rows and ":" not in task.task and not task.task.startswith(REASONING_GYM):
-        make_task(task.task, config.run.seed, **task.task_args)  # others load what is not ours
+    made = None
+    if not rows and ":" not in task.task and not task.task.startswith(REASONING_GYM):  # which load what is not ours
+        made = make_task(task.task, config.run.seed, **task.task_args)
+    names = {text: split_weight(text)[0] for text in task.rewards}
+    ours = [text for text, name in names.items() if not {".", ":"} & set(name) and not isfile(f"{name}.py")]
+    Rewards(made, [text for text in ours if made or names[text] != "task"]).close()
     check_policy(config.policy)
     check_trackers(config.run.report_to)
     if config.rollout.sampler == "vllm":
