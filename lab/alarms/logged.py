@@ -67,11 +67,13 @@ def with_texts(row: Row) -> Row:
     return {f"completions/{key}": share for key, share in shares.items()} | row
 
 
-def with_swaps(row: Row) -> Row:
-    """A step of which every tenth measures held-out accuracy, and what it loses as answers to other prompts."""
-    accuracy = {"accuracy": row["reward"], "accuracy_stderr": 0.02}
-    loss = {"swap_loss": 0.8 * row["reward"], "swap_loss_stderr": 0.02}
-    return {f"eval/{key}": value for key, value in (accuracy | loss).items() if row["step"] % 10 == 0} | row
+def with_swap(row: Row, loss: float = 1.0, every: int = 0) -> Row:
+    """A step, of which the tenth, and then every so many, say what completions lose as answers to other prompts."""
+    if row["step"] != 10 and (not every or row["step"] % every):
+        return row
+    figures = {"accuracy": row["reward"], "swap_loss": loss * row["reward"]}
+    errors = {f"{key}_stderr": 0.1 * row["reward"] for key in figures}
+    return {f"eval/{key}": value for key, value in (figures | errors).items()} | row
 
 
 def with_ends(row: Row) -> Row:

@@ -179,7 +179,7 @@ THRESHOLDS = [
     ("one answer", lambda many: run((30 - many, {LENGTH: lambda step: 100 + step}), (many, OUTAGE | {LENGTH: 9})), 15,
      14, {}),
     ("one answer", from_to(SAME, 0.1), 0.81, 0.79, {}),
-    ("prompt not read", swapped, 0.185, 0.2, {}),
+    ("prompt not read", swapped, 0.17, 0.185, {}),
     ("prompt not read", lambda gain: swapped(0.02, gain), 0.11, 0.09, {}),
     ("one answer pays", from_to(SAME, 0.1, **WON), 0.81, 0.79, {}),
     ("one answer pays", from_to(TOKEN, 0.1, **WON, **{SAME: 0.1, LENGTH: 5}), 0.91, 0.89, {}),
