@@ -287,6 +287,12 @@ def test_metrics_on_axes(train):
     }.items():
         with pytest.raises(InputError, match=words):
             run.plot(*names)
+    masked = train(
+        output=run.output.parent / "masked", steps=1, on_reward_error="mask",
+        reward=lambda completions, **_: [None] * len(completions),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="masked has no figures of the metric 'reward'"):
+        masked.plot()
 
 
 def test_the_same_prompts_before_and_after(train):

@@ -95,9 +95,8 @@ def _quoted(text: str) -> str:
 
 def plot(record: RunRecord, keys: Sequence[str], axes: Axes | None = None) -> Axes:
     """Draw metrics on the axes, or on new ones of pyplot, and return them."""
-    keys = keys or [
-        key for key in CHART_OF["reward"].keys.split() if any(row.get(key) is not None for row in record.rows)
-    ]
+    shown = [key for key in ("reward", "eval/accuracy") if any(row.get(key) is not None for row in record.rows)]
+    keys = keys or shown or ["reward"]  # of a run without a reward it is said what there is
     lines = [_line(record, key) for key in keys]
     charts = [CHART_OF.get(key) or Chart("", key, key, getattr(ROW_OF.get(key), "unit", "")) for key in keys]
     if axes is None:
