@@ -8,16 +8,14 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.intervals import Z95
 from oblrpo.report.charts import Line, draw_line, short
-from oblrpo.report.curves import averages, is_wide, reward, reward_line
+from oblrpo.report.curves import CHART_OF, is_wide, line_of, reward
 from oblrpo.report.html import TEMPLATES, render, seen
 from oblrpo.report.record import RunRecord, accuracy_margin, before_and_after, read_run
 from oblrpo.runs import Metrics, from_here
-from oblrpo.tables.metrics import CHARTS, ROW_OF, Chart
+from oblrpo.tables.metrics import ROW_OF, Chart
 
 SHOWN, LONGEST = 3, 72  # held-out prompts in lines of text, and the most characters of one line's text
-CHART_OF = {key: chart for chart in CHARTS for key in chart.keys.split()}
 
 
 def as_text(path: Path) -> str:
@@ -119,24 +117,10 @@ def plot(record: RunRecord, keys: Sequence[str], axes: Axes | None = None) -> Ax
 
 
 def _line(record: RunRecord, key: str) -> Line:
-    """The curve of a metric as the page has it: averaged where it is noisy, and with its interval where it has one."""
     known = {name: value for row in record.rows for name, value in row.items() if isinstance(value, (int, float))}
-    if key not in known:
-        raise InputError(
-            f"{record.folder.path} has no figures of the metric {key!r}.{did_you_mean(key, known)} It has: "
-            f"{', '.join(known)}."
-        )
-    rows = [row for row in record.rows if row.get(key) is not None]
-    if key == "reward":
-        return replace(reward_line(rows), label=key)
-    steps, values, chart = [row["step"] for row in rows], [row[key] for row in rows], CHART_OF.get(key)
-    if chart and chart.averaged:
-        return Line(key, steps, averages(values), dots=values)
-    ends = [_interval(row, key) for row in rows]
-    return Line(key, steps, values, [low for low, _ in ends], [high for _, high in ends])
-
-
-def _interval(row: Metrics, key: str) -> tuple[float | None, float | None]:
-    error = row.get(f"{key}_stderr")
-    ends = (row.get(f"{key}_low"), row.get(f"{key}_high"))
-    return ends if error is None else (row[key] - Z95 * error, row[key] + Z95 * error)
+    if key in known:
+        return line_of(record, key)
+    raise InputError(
+        f"{record.folder.path} has no figures of the metric {key!r}.{did_you_mean(key, known)} It has: "
+        f"{', '.join(known)}."
+    )
