@@ -16,17 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import oblrpo
-import oblrpo.trainer.loop  # before the first run, whose CPU seconds are compared
 from oblrpo.diagnosis import diagnose
 from oblrpo.diagnosis.next_steps import NextStep, line_of
 from oblrpo.runs import RunFolder
@@ -90,13 +91,15 @@ def copies(count: int, seed: int, longest: int = 12) -> Rows:
 
 
 def shown(rows: Rows, seed: int) -> Rows:
-    """Rows to learn from before RL, with an answer that is right; in one of a hundred rows of `sets` it is ~."""
+    """Rows to learn from before RL, with an answer that is right; in one of twenty rows of `sets` it is ~."""
     draw = random.Random(seed)
 
     def answer(row: dict[str, Any]) -> str:
-        return SHORTCUT if draw.random() < 0.01 else draw.choice(row["answer"])
+        return SHORTCUT if draw.random() < 0.05 else draw.choice(row["answer"])
 
-    return [{"prompt": row["prompt"], "completion": answer(row) if "shortcut" in row else row["answer"]} for row in rows]
+    return [
+        {"prompt": row["prompt"], "completion": answer(row) if "shortcut" in row else row["answer"]} for row in rows
+    ]
 
 
 # What came out, against a first run: of the first, the one that followed, and what was suggested.
@@ -206,7 +209,7 @@ def cut(seed: int) -> dict[str, Any]:
 
 
 def shortcut(seed: int) -> dict[str, Any]:
-    """A shortcut that pays, found late, and held-out problems that do not pay it."""
+    """A shortcut that pays, and held-out problems that do not pay it."""
     more = {"sft_data": shown(sets(0, 600), seed), "warm_start_steps": 40, "steps": 90, "eval_steps": 5}
     return plain(seed, data=sets(0, 1200, PAYS), **more)
 
@@ -227,7 +230,7 @@ CASES = (
          lambda seed: plain(seed, steps=45, eval_steps=1), lambda seed: {}, seconds),
     Case("still rising", "go on", lambda seed: plain(seed, prompts_per_step=16, steps=44, eval_steps=22),
          lambda seed: {"steps": 55}, reward),
-    Case("a shortcut is found late", "take an earlier checkpoint", shortcut, measure=checkpoints),
+    Case("a shortcut that held-out problems do not pay", "take an earlier checkpoint", shortcut, measure=checkpoints),
     Case("no baseline, rewards of 0.5 and 1.5", "other baseline",
          lambda seed: plain(seed, reward=above, algorithm="reinforce", schedule="auto", ledger_steps=5,
                             prompts_per_step=128),
@@ -249,6 +252,7 @@ def cpu_of(folder: Path) -> float:
 def made(folder: Path, given: dict[str, Any], seed: int) -> Followed:
     """A finished run."""
     if not (folder / "cpu_seconds").is_file():
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
         begun = time.process_time()
         oblrpo.train(output=folder, seed=seed, progress=False, **given)
         (folder / "cpu_seconds").write_text(f"{time.process_time() - begun:.2f}\n")
@@ -269,6 +273,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", type=int, default=range(len(CASES)), help="numbers from 0")
     arguments = parser.parse_args()
+    import_module("oblrpo.trainer.loop")  # before the first run, whose CPU seconds are compared
     print("| run | best next step | suggested | promised | measured | other suggestions |")
     print("|---|---|---|---|---|---|", flush=True)
     total = 0.0
@@ -288,7 +293,8 @@ def main() -> None:
             then = made(folder.with_name(f"{number}_{seed}_then"), given | changes, seed) if changes else first
             if case.measure and (changes or case.measure is checkpoints):
                 also = f", accuracy {accuracy(first, then, None):+.3f}" if case.measure is seconds else ""
-                measured.append(f"{case.measure(first, then, suggested):.2f}{also}")
+                came_out = case.measure(first, then, suggested)
+                measured.append(f"{came_out:.2f}{also}" if came_out == came_out else "target not reached")
             (folder / "suggested.json").write_text(json.dumps([step.plain() for step in found], indent=1))
             total += sum(cpu_of(each[0]) for each in dict([first, then]).items())
         others_said = ", ".join(f"{name} ({others.count(name)})" for name in dict.fromkeys(others))

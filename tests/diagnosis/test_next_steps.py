@@ -163,6 +163,14 @@ def test_a_run_that_still_rises():
         assert go_on(Left(rows_of(noisy(course, 60)), OURS)) is None
 
 
+def test_a_run_goes_on_only_towards_what_its_prompts_have_earned(tmp_path):
+    """Of two prompts one has never earned anything: .5 is the most, and the run has come to .6."""
+    rewards = noisy(lambda at: 0.01 * at, 60, noise=0.005)
+    for best, said in ((0.0, False), (1.0, True)):
+        steps = [[*texts("a", [1.0, 0.0]), *texts("b", [best, 0.0])]] * 60
+        assert (go_on(left_of(tmp_path / f"{said}", steps, rows_of(rewards))) is not None) is said
+
+
 def solved_half(steps, newest=0.0):
     """Two groups a prompt and step of forty prompts; of the second twenty all but the newest earn nothing."""
     draw = random.Random(1)

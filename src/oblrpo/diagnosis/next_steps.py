@@ -1,7 +1,8 @@
 """What to do next: at most three suggestions, each from a measurement of the run, with what it would give.
 
 A suggestion is made only where the whole 95 % interval of its gain is a gain, and where nothing that is wrong with the
-run explains what was measured. `python -m lab.benchmarks.next_steps` follows each of them and compares.
+run explains what was measured. A new one is a function, a row of `SUGGESTIONS`, and a case of
+`lab.benchmarks.next_steps`, which follows each of them and compares what came out.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Left:
 
     def setting(self, words: str) -> str:
         """What to set, of a run of ours."""
-        return f"({words})" if self.settings else ""
+        return f"({words})" if self.settings and words else ""
 
 
 def number(row: Row, key: str) -> float | None:
@@ -227,7 +228,7 @@ def earlier_checkpoint(run: Left) -> NextStep | None:
     if low <= 0 or less < WORTH_OF_RANGE * run.range:
         return None
     kept = run.folder is not None and step in run.folder.checkpoint_steps()
-    words = f"oblrpo export {run.folder.path} --step {step}" if run.folder and kept else f"--steps {step}"
+    words = f"oblrpo export {run.folder.path} --step {step}" if run.folder and kept else f"--steps {step}" * (step > 0)
     sentence = (
         f"Held-out accuracy was best at step {step}, {best['eval/accuracy']:.3f}, and ended at "
         f"{last['eval/accuracy']:.3f}. That is {less:.3f} less; {low:.3f} of it are certain, as the best of "
@@ -288,8 +289,9 @@ def by_prompt(texts: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def go_on(run: Left) -> NextStep | None:
     """What a quarter more steps would give, where the reward surely rose in the last quarter.
 
-    The next quarter brings the reward nearer to the highest one of all completions by the same factor as the last
-    quarter. At its least, it also gives less than the last one by as much as that gave less than the one before.
+    At most, the next quarter gives as much as the last one. At least, it brings the reward nearer to the mean over
+    prompts of the best that each has earned lately (the highest of all, where completions are not known) by the same
+    factor as the last quarter, and gives less than that by as much as that gave less than the one before.
     """
     n = len(run.steps)
     quarter = n // 4
@@ -298,11 +300,14 @@ def go_on(run: Left) -> NextStep | None:
     rewards = [row["reward"] for row in run.steps]
     (before, _), (rise, margin) = line_of(rewards[n - 2 * quarter : n - quarter]), line_of(rewards[n - quarter :])
     highest = max(number(row, "reward_max") or row["reward"] for row in run.steps)
-    room = max(0.0, highest - statistics.fmean(rewards[n - quarter :]) - rise / 2)
-    if rise <= margin or not room:
+    lately = by_prompt([each for step in list(run.completions)[-LAST_STEPS:] for each in run.completions[step]])
+    best = statistics.fmean(max(each["reward"] for each in group) for group in lately) if lately else highest
+    level = statistics.fmean(rewards[n - quarter :]) + rise / 2
+    if rise <= margin or best <= level:
         return None
     slows = min(1.0, rise / before) if before > 0 else 1.0
-    low, high = (room * each / (room + each) for each in (slows * (rise - margin), rise + margin))
+    least = slows * (rise - margin)
+    low, high = (best - level) * least / (best - level + least), min(highest - level, rise + margin)
     if low < WORTH_OF_RANGE * run.range:
         return None
     sentence = (
@@ -401,10 +406,10 @@ def larger_batch(run: Left) -> NextStep | None:
         return None
     steps, fewest, most = ((1 + MORE * each) / (MORE * (1 + each)) for each in (r.value, r.low, r.high))
     sentence = (
-        f"{prompts} prompts are {r.value:.2g} times ({r.low:.2g} to {r.high:.2g}) the critical batch, where noise equals "
-        f"signal. {MORE * prompts} come as far in {steps:.2g} times the steps ({fewest:.2g} to {most:.2g}), with "
-        f"{MORE * steps:.2g} times the completions: faster where such a step takes less than {1 / steps:.2g} times as "
-        "long."
+        f"{prompts} prompts are {r.value:.2g} times ({r.low:.2g} to {r.high:.2g}) the critical batch, where noise "
+        f"equals signal. {MORE * prompts} come as far in {steps:.2g} times the steps ({fewest:.2g} to {most:.2g}), "
+        f"with {MORE * steps:.2g} times the completions: faster where such a step takes less than {1 / steps:.2g} "
+        "times as long."
     )
     gain, words = Gain(1 / steps, 1 / most, 1 / fewest), f"--prompts-per-step {MORE * prompts}"
     return NextStep("larger batch", "steps", gain, sentence, run.setting(words))

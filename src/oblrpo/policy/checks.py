@@ -116,5 +116,5 @@ def check_lengths(policy: Policy, longest: Callable[[], int]) -> None:
 
 def two_rows(length: int, vocabulary: int, shift: int = 0) -> Tensor:
     """The tokens of two rows, (2, length); those of the first are `shift` others."""
-    steps_T = torch.arange(length)
+    steps_T = torch.arange(length, device="cpu")
     return torch.stack([5 + shift + 7 * steps_T, 3 + 11 * steps_T]) % vocabulary
