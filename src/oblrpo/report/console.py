@@ -19,7 +19,7 @@ from rich.progress import Progress as Bar
 from oblrpo.diagnosis import Facts, Watch
 from oblrpo.diagnosis.next_steps import NextStep
 from oblrpo.report.html import seen
-from oblrpo.report.record import LAST_STEPS, accuracy_margin, critical_batch, of_last
+from oblrpo.report.record import LAST_STEPS, accuracy, critical_batch, of_last, reward_of
 
 PLAIN_LINES = 20  # the number of lines that a run prints where the console is no terminal
 
@@ -152,8 +152,8 @@ def in_columns(pairs: Sequence[Mapping[str, Any]], width: int) -> list[str]:
     rows = [["held-out prompt", "", "before", "", "after"]]
     for pair in pairs:
         row = [pair["prompt"]]
-        for reward, text in ((pair[when]["reward"], pair[when]["completion"]) for when in ("before", "after")):
-            row += ["masked" if reward is None else f"{reward:.3g}", text]
+        for said in (pair["before"], pair["after"]):
+            row += [reward_of(said), said["completion"]]
         rows.append([" ".join(seen(word).split()) or "(empty)" for word in row])
     columns = list(zip(*rows, strict=True))
     needed = [max(map(cell_len, column)) for column in columns]
@@ -204,10 +204,9 @@ def _rate(steps: list[dict[str, Any]]) -> str:
 
 def _accuracy(row: dict[str, Any]) -> str:
     """Write the held-out accuracy of a step and its interval; there is none where all completions were masked."""
-    if not _is_number(value := row["eval/accuracy"]):
+    if not _is_number(row["eval/accuracy"]):
         return f"none (step {row['step']}, all masked)"
-    margin = accuracy_margin(row)
-    return f"{value:.3f}{'' if margin is None else f' +- {margin:.3f}'} (step {row['step']})"
+    return f"{accuracy(row)} (step {row['step']})"
 
 
 def _figure(value: float | None) -> str:

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.report.charts import Line, draw_line, short
 from oblrpo.report.curves import CHART_OF, is_wide, line_of, reward
-from oblrpo.report.html import TEMPLATES, render, seen
-from oblrpo.report.record import RunRecord, accuracy_margin, before_and_after, read_run
-from oblrpo.runs import Metrics, from_here
+from oblrpo.report.html import render, seen
+from oblrpo.report.record import RunRecord, accuracy, before_and_after, read_run, reward_of
+from oblrpo.runs import from_here
 from oblrpo.tables.metrics import ROW_OF, Chart
 
 SHOWN, LONGEST = 3, 72  # held-out prompts in lines of text, and the most characters of one line's text
@@ -30,7 +29,7 @@ def as_text(path: Path) -> str:
     for each in compared:
         lines.append(f"  {_quoted(each['prompt'])}")
         lines += [
-            f"    {when:6} {_reward(each[when]):>6}  {_quoted(each[when]['completion'])}"
+            f"    {when:6} {reward_of(each[when]):>6}  {_quoted(each[when]['completion'])}"
             for when in ("before", "after")
         ]
     return seen("\n".join(lines))
@@ -39,23 +38,14 @@ def as_text(path: Path) -> str:
 def as_html(path: Path) -> str:
     """Return the same for a notebook, with the curve of the run's page, and eight prompts."""
     record = read_run(path)
-    if record is None:
-        return render(
-            "notebook.html", title=from_here(path), state="no step is finished yet", facts=(), curve="", rows=()
-        )
-    folded: Any = TEMPLATES.get_template("parts.html").module
-    rows = [
-        [folded.folded(each["prompt"])]
-        + [
-            cell
-            for when in ("before", "after")
-            for cell in (folded.folded(each[when]["completion"]), _reward(each[when]))
-        ]
-        for each in before_and_after(record.folder, record.measured)
-    ]
-    curve = reward(record, CHART_OF["reward"])[0] if record.steps else ""
     return render(
-        "notebook.html", title=from_here(path), state=_state(record), facts=_figures(record), curve=curve, rows=rows
+        "notebook.html",
+        title=from_here(path),
+        state=_state(record) if record else "no step is finished yet",
+        facts=_figures(record) if record else (),
+        curve=reward(record, CHART_OF["reward"])[0] if record and record.steps else "",
+        pairs=before_and_after(record.folder, record.measured) if record else (),
+        reward_of=reward_of,
     )
 
 
@@ -70,19 +60,10 @@ def _figures(record: RunRecord) -> list[tuple[str, str]]:
     if rewards:
         figures.append(("reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f}"))
     if ends := [record.measured[0], *record.measured[1:][-1:]] if record.measured else []:
-        figures.append(("held-out accuracy", " -> ".join(map(_accuracy, ends))))
+        figures.append(("held-out accuracy", " -> ".join(map(accuracy, ends))))
     if rates := [rate for row in record.steps if (rate := row.get("learning_rate"))]:
         figures.append(("learning rate", f"{short(rates[-1])}, of the last update"))
     return figures
-
-
-def _accuracy(row: Metrics) -> str:
-    margin = accuracy_margin(row)
-    return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" +- {margin:.3f}")
-
-
-def _reward(row: Metrics) -> str:
-    return "masked" if row["reward"] is None else f"{row['reward']:.3g}"
 
 
 def _quoted(text: str) -> str:
