@@ -5,7 +5,7 @@ from os.path import isfile
 
 from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.errors import InputError
-from oblrpo.policy.files import check_policy
+from oblrpo.model_files import check_policy
 from oblrpo.rewards import Rewards, split_weight
 from oblrpo.settings import TrainConfig, check_ranges, every_value
 from oblrpo.tables.algorithms import refusal
