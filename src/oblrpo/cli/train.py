@@ -78,7 +78,7 @@ def run(argv: list[str]) -> None:
         print(f"memory     {peak}\n\n{seen(yaml_text(flatten(trainer.config)))}", end="", flush=True)
         trainer.try_policy(write=False)
         return
-    console = Console(soft_wrap=True, markup=False)
+    console = Console(soft_wrap=True, markup=False, emoji=False)
     run_training(trainer, Progress(console))
     print(summary_of(trainer, console.width))
 
