@@ -67,6 +67,13 @@ def with_texts(row: Row) -> Row:
     return {f"completions/{key}": share for key, share in shares.items()} | row
 
 
+def with_swaps(row: Row) -> Row:
+    """A step of which every tenth measures held-out accuracy, and what it loses as answers to other prompts."""
+    accuracy = {"accuracy": row["reward"], "accuracy_stderr": 0.02}
+    loss = {"swap_loss": 0.8 * row["reward"], "swap_loss_stderr": 0.02}
+    return {f"eval/{key}": value for key, value in (accuracy | loss).items() if row["step"] % 10 == 0} | row
+
+
 def with_ends(row: Row) -> Row:
     """A step of ours, with the lowest and the highest reward and their middle half."""
     beyond = row["reward_std"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.alarms.logged import as_confined, as_mean, as_ours, as_trl, as_verl, thinned, with_ends, with_texts
+from lab.alarms.logged import as_confined, as_mean, as_ours, as_trl, as_verl, thinned, with_ends, with_swaps, with_texts
 from lab.alarms.uneven import Row, heavy, honest, noisy, one_in_128, thousand
 from oblrpo.diagnosis.course import WINDOW, Course, Facts
 
@@ -282,6 +282,11 @@ def _one_token_pays(world: World, row: Row, since: int) -> Row:
     return found | {"completions/commonest_token_ratio": min(0.98, since / 20)}
 
 
+def _not_read(world: World, row: Row, since: int) -> Row:
+    found = world.row(row["step"], min(0.97, world.level(world.onset) + 0.02 * since))
+    return with_swaps(found | {"eval/swap_loss": 0.02} if row["step"] % 10 == 0 else found)
+
+
 def _ungrouped(world: World, row: Row, since: int) -> Row:
     return row | {"critic/advantages/mean": row["reward"] * world.random.normal(1, 0.03)}
 
@@ -308,6 +313,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "one answer in three steps of four": (ONSET, Illness("one answer", 20, _one_answer)),
     "one text": (ONSET, Illness("one answer", 40, _one_text, with_texts)),
     "one text, and it pays": (ONSET, Illness("one answer pays", 60, _one_text_pays, with_texts)),
+    "an answer that fits all prompts": (ONSET, Illness("prompt not read", 60, _not_read, with_swaps)),
     "one token, and it pays": (ONSET, Illness("one answer pays", 60, _one_token_pays, with_texts)),
     "gradient of 0": (ONSET, Illness("gradient cut off", 3, lambda world, row, since: row | {"grad_norm": 0.0})),
     "groups agree": (ONSET, Illness("no gradient", 5, _groups_agree)),

@@ -66,9 +66,9 @@ def accuracies(monkeypatch):
 
     given = iter([0.1, 0.9, 0.9, 0.3, 0.2, 0.4])
 
-    def told(*args):
-        found, rows = heldout_accuracy(*args)
-        return type(found)(**(vars(found) | {"value": next(given)})), rows
+    def told(*args, **kwargs):
+        found, *others = heldout_accuracy(*args, **kwargs)
+        return type(found)(**(vars(found) | {"value": next(given)})), *others
 
     monkeypatch.setattr(loop, "heldout_accuracy", told)
 

@@ -34,6 +34,6 @@ def test_the_best_so_far_is_kept_whatever_it_costs(small_run, tmp_path, monkeypa
     monkeypatch.setattr("oblrpo.trainer.loop.SAVING_SHARE", 1e-9)
     accuracies = iter([0.1, 0.3, 0.2, 0.4, 0.4, 0.0])
     found = type("Found", (), {"stderr": 0.01, "value": property(lambda _: next(accuracies))})
-    monkeypatch.setattr("oblrpo.trainer.loop.heldout_accuracy", lambda *_: (found(), []))
+    monkeypatch.setattr("oblrpo.trainer.loop.heldout_accuracy", lambda *_, **__: (found(), [], None))
     assert small_run(save_steps=None, eval_steps=1, steps=5)[0] == 0
     assert steps_of(tmp_path / "run") == [0, 1, 3, 5]

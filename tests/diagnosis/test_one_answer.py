@@ -67,7 +67,7 @@ def test_a_policy_that_comes_to_read_the_prompt_is_a_note():
     assert not found.findings
     assert [each.name for each in found.notes] == ["solved", "one answer pays"]
     assert "was paid" in found.notes[1].sentence
-    assert "It has recovered since." in found.notes[1].sentence
+    assert "recovered since" in found.notes[1].sentence
 
 
 def test_one_answer_that_pays_little_is_named_until_the_reward_rises():

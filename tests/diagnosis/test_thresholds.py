@@ -40,6 +40,15 @@ def evaluated(before, after, right, far=0.0):
     return [row | accuracies.get(row["step"], {}) for row in rows]
 
 
+def swapped(loss, gain=0.8):
+    """An accuracy that rises, and what its completions lose as answers to other prompts, at first and at last."""
+    errors = {"eval/accuracy_stderr": 0.01, "eval/swap_loss_stderr": 0.01 if gain > 0.5 else 0.001}
+    rows = run((60, {"reward": 0.3, "reward_min": 0.0, "reward_max": 1.0}))
+    rows[0] |= errors | {"eval/accuracy": 0.1, "eval/swap_loss": 0.02}
+    rows[-1] |= errors | {"eval/accuracy": 0.1 + gain, "eval/swap_loss": loss}
+    return rows
+
+
 def spikes(level, many=1, before=30, gap=5, spread=0.01):
     """So many steps whose norm is as high, among others that vary a little."""
     norms = {"grad_norm": lambda step: math.exp(spread * (-1) ** step)}
@@ -170,6 +179,8 @@ THRESHOLDS = [
     ("one answer", lambda many: run((30 - many, {LENGTH: lambda step: 100 + step}), (many, OUTAGE | {LENGTH: 9})), 15,
      14, {}),
     ("one answer", from_to(SAME, 0.1), 0.81, 0.79, {}),
+    ("prompt not read", swapped, 0.185, 0.2, {}),
+    ("prompt not read", lambda gain: swapped(0.02, gain), 0.11, 0.09, {}),
     ("one answer pays", from_to(SAME, 0.1, **WON), 0.81, 0.79, {}),
     ("one answer pays", from_to(TOKEN, 0.1, **WON, **{SAME: 0.1, LENGTH: 5}), 0.91, 0.89, {}),
     ("one answer pays", lambda length: from_to(TOKEN, 0.1, **WON, **{SAME: 0.1, LENGTH: length})(0.95), 5, 4.9, {}),

@@ -26,7 +26,7 @@ def test_masked_completions_are_left_out(tiny_policy, valid, value, stderr):
     config = RolloutConfig(prompts_per_step=2, num_generations=2)
     before = torch.random.get_rng_state()
     rewards = [[1.0, 9.0], [0.0, 0.5]]
-    found, rows = heldout_accuracy(tiny_policy, lambda *_: (rewards, valid), problems, 2, config, 0, sampler)
+    found, rows, _ = heldout_accuracy(tiny_policy, lambda *_: (rewards, valid), problems, 2, config, 0, sampler)
     assert (found.value, found.stderr) == pytest.approx((value, stderr), nan_ok=True)
     assert torch.equal(torch.random.get_rng_state(), before)
     earned = [reward if counts else None for reward, counts in zip((1.0, 9.0, 0.0, 0.5), chain(*valid), strict=True)]
@@ -50,3 +50,23 @@ def test_as_many_completions_are_drawn_at_once_as_in_training(tiny_policy, sampl
     problems, config = [Problem("a", "1")] * 5, RolloutConfig(prompts_per_step=4, num_generations=3)
     heldout_accuracy(tiny_policy, rewards, problems, samples, config, 0, SimpleNamespace(sample=sample))
     assert drawn == sizes
+
+
+def test_completions_are_graded_as_answers_to_other_prompts(tiny_policy):
+    """Two of the prompts have one answer, and each is graded as the next prompt with another one."""
+    texts = ["1", "2", "1", "1", "2", "9"]
+    problems = [Problem("a", "1"), Problem("b", "1"), Problem("c", "2")]
+    sampler = SimpleNamespace(sample=lambda p, *_: SimpleNamespace(completions=texts[: 2 * len(p)], ids=None))
+
+    def right(part, found, *_):
+        graded = [[float(found[2 * p + g] == each.answer) for g in range(2)] for p, each in enumerate(part)]
+        return graded, [[True, True]] * len(part)
+
+    config = RolloutConfig(prompts_per_step=3, num_generations=2)
+    accuracy, _, loss = heldout_accuracy(tiny_policy, right, problems, 2, config, 0, sampler, swap=True)
+    assert accuracy.value == pytest.approx((0.5 + 1 + 0.5) / 3)
+    losses = [0.5 - 0.5, 1.0 - 0.0, 0.5 - 0.0]
+    assert loss.value == pytest.approx(sum(losses) / 3)
+    assert loss.stderr == pytest.approx(torch.tensor(losses).std().item() / 3**0.5)
+    assert heldout_accuracy(tiny_policy, right, problems[:2], 2, config, 0, sampler, swap=True)[2] is None
+    assert heldout_accuracy(tiny_policy, right, problems, 2, config, 0, sampler)[2] is None

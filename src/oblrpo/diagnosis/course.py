@@ -186,7 +186,8 @@ class Course:
         self.words = {"window": self.said(self.window), "long": self.said(self.long), "unit": self.facts.unit}
         self.columns: dict[str, Column] = {}
         self.empty: dict[str, int] = {}  # how many rows have a metric that has had no finite value yet
-        self.row: Mapping[str, float] = {}  # the newest, without what comes of rewards where all of them agree
+        self.logged: Mapping[str, float] = {}  # the newest row
+        self.row: Mapping[str, float] = {}  # the same, without what comes of rewards where all of them agree
         self.overflow = OVERFLOW
         self.step = self.rewarded = 0  # the newest, and how many rows have a reward
         self.count = self.compared = 0  # of rows, and the newest step after which windows were compared
@@ -205,6 +206,7 @@ class Course:
         if not numbers.keys() <= self.columns.keys():
             self.columns |= {key: Column(self.window) for key in numbers if key not in self.columns}
         self.empty |= {key: self.empty.get(key, 0) + 1 for key in row.keys() - self.columns.keys()}
+        self.logged = numbers
         self.row, self.overflow = self.outages.add(self.step, numbers, self.columns), str(row.get("overflow", OVERFLOW))
         alike = self.outages.now
         for key, number in (self.row if alike and alike.long else numbers).items():

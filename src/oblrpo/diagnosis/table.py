@@ -52,6 +52,12 @@ CONDITIONS: tuple[Condition, ...] = (
         sentence="The reward {reward}, but held-out accuracy {accuracy}.",
         cure="Read completions: the reward can be earned without solving the task, or the training prompts are "
              "memorized. Fix the reward, use more prompts, or stop where held-out accuracy was best."),
+    Condition("prompt not read", parts.prompt_not_read, ("eval/swap_loss", "eval/accuracy"), 0, sure=2.0, rows=True,
+        brings=DAMAGE | {"same reward", "solved", "prompts used up", "one answer pays", "task traded"},
+        sentence="The reward is earned without reading the prompt: held-out accuracy has risen from {before:.2f} to "
+                 "{now:.2f}, and the same completions earn {other:.2f} as answers to other prompts.",
+        cure="Read completions: the reward should pay for what this prompt asks for, and for nothing that fits all. If "
+             "it is meant to pay for form alone, nothing is wrong."),
     Condition("one answer pays", partial(policy.one_answer, paid=True), (policy.SAME, policy.TOKEN, "reward"), 1,
         brings=DAMAGE | {"same reward", "solved", "task traded"}, mends=True,
         description='The reward is earned without reading the prompt. It looks like "one answer", or like 90 % of all '

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -10,12 +11,22 @@ from typing import Any
 import torch
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.evaluate import Estimate, Evaluation, Grader, Ids, batches_of, evaluate, read_completions
+from oblrpo.evaluation.evaluate import (
+    Estimate,
+    Evaluation,
+    Grader,
+    Ids,
+    batches_of,
+    clustered,
+    evaluate,
+    read_completions,
+)
 from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
 from oblrpo.policy.model import LEAST_COMPLETION
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler, TransformersSampler, VLLMSampler
+from oblrpo.rollout.variety import answers_of
 from oblrpo.runs import locked, read_rows, write_atomically
 from oblrpo.seeds import seed_of
 from oblrpo.settings import RolloutConfig, SamplingConfig
@@ -210,12 +221,17 @@ def heldout_accuracy(
     rollout: RolloutConfig,
     seed: int,
     sampler: Sampler,
-) -> tuple[Estimate, list[dict[str, Any]]]:
+    swap: bool = False,
+) -> tuple[Estimate, list[dict[str, Any]], Estimate | None]:
     """Return avg@k of the policy, sampled as in training, and its completions; torch's random state is put back.
 
     A completion is {prompt, answer, completion, reward}, those of a prompt side by side; a masked one has no reward.
+    With `swap` they are graded once more, as if each answered another prompt, one with another answer (`answers_of`).
+    The last value is what they lose by that, a mean over prompts; None where all prompts have one answer.
     """
-    rows = list[dict[str, Any]]()
+    rows, losses_P = list[dict[str, Any]](), list[float]()
+    known = ([each.answer for each in problems], [each.columns for each in problems], [each.text for each in problems])
+    others_P = _others(answers_of(*known)) if swap else []
 
     def drawn() -> Iterator[tuple[list[Problem], list[str], Ids]]:
         at_once = max(1, rollout.prompts_per_step * rollout.num_generations // samples)
@@ -225,14 +241,31 @@ def heldout_accuracy(
             draws = sampler.sample(prompts, samples, rollout.max_completion_length, rollout.temperature)
             yield part, draws.completions, draws.ids
 
+    def graded(*batch: Any) -> tuple[list[list[float]], list[list[bool]]]:
+        values_PG, valid_PG = rewards(*batch)
+        return torch.tensor(values_PG, device="cpu").tolist(), valid_PG  # in the precision that a step has them in
+
     def grade(part: list[Problem], texts: list[str], ids: Ids) -> tuple[list[list[float]], list[list[bool]]]:
-        values_PG, valid_PG = rewards(part, texts, ids)
-        values_PG = torch.tensor(values_PG, device="cpu").tolist()  # in the precision that a step has them in
+        first, (values_PG, valid_PG) = len(rows) // samples, graded(part, texts, ids)
         for s, text in enumerate(texts):
             p, g = divmod(s, samples)
             asked = {"prompt": part[p].text, "answer": part[p].answer}
             rows.append(asked | {"completion": text, "reward": values_PG[p][g] if valid_PG[p][g] else None})
+        if others_P:
+            swapped = graded([problems[p] for p in others_P[first : first + len(part)]], texts, ids)
+            for own, counts, other, also in zip(values_PG, valid_PG, *swapped, strict=True):
+                both = [a - b for a, b, x, y in zip(own, other, counts, also, strict=True) if x and y]
+                losses_P.extend([math.fsum(both) / len(both)] if both else [])
         return values_PG, valid_PG
 
     with policy.seeded(seed):
-        return evaluate(drawn(), samples, grade).average(), rows
+        accuracy = evaluate(drawn(), samples, grade).average()
+    return accuracy, rows, clustered(losses_P, -math.inf, math.inf) if losses_P else None
+
+
+def _others(answers_P: Sequence[str]) -> list[int]:
+    """For each prompt the next one with another answer; empty where there is none."""
+    P = len(answers_P)
+    if len(set(answers_P)) < 2:
+        return []
+    return [next(q % P for q in range(p + 1, p + P) if answers_P[q % P] != answers_P[p]) for p in range(P)]

@@ -458,7 +458,11 @@ class Trainer:
             return {}
         metrics = {}
         if self.config.policy.model:  # one that is built from scratch solves nothing yet
-            metrics = {f"{name}_before_warm_start": value for name, value in self._accuracy(0, progress).items()}
+            metrics = {
+                f"{name}_before_warm_start": value
+                for name, value in self._accuracy(0, progress).items()
+                if name.startswith("eval/accuracy")
+            }
 
         def observe(step: int, loss: float) -> None:
             metrics["warm_start_loss"] = loss
@@ -496,14 +500,16 @@ class Trainer:
             with averaged(learner.optimizer) as other:  # the weights of a schedule-free optimizer
                 if other:
                     sampler.sync(self.policy)
-                accuracy, rows = heldout_accuracy(
-                    self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, sampler
-                )
+                accuracy, rows, loss = heldout_accuracy(
+                    self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, sampler,
+                    swap=step in {0, run.steps},
+                )  # fmt: skip
             if other:
                 sampler.sync(self.policy)
         with learner.clock.part("files"):
             self.folder.write_completions(step, rows, HELD_OUT)
-        return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
+        found = {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
+        return found if loss is None else found | {"eval/swap_loss": loss.value, "eval/swap_loss_stderr": loss.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], skipped: str, progress: Progress) -> None:
         warnings = self.monitors.observe(metrics, skipped)
