@@ -24,8 +24,8 @@ from oblrpo.compare.spec import read_spec
 from oblrpo.diagnosis import CONDITIONS, diagnose
 from oblrpo.errors import InputError
 from oblrpo.evaluation.evaluate import read_completions
+from oblrpo.model_files import base_of
 from oblrpo.policy import load_policy
-from oblrpo.policy.files import base_of
 from oblrpo.report.export import export
 from oblrpo.rewards import of_rows
 from oblrpo.runs import RunFolder, read_rows

@@ -12,8 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from oblrpo.commands import (
     check_evaluation,
     check_kept,
@@ -37,7 +35,6 @@ from oblrpo.settings import (
     with_settings,
 )
 from oblrpo.settings.typed import settings_of
-from oblrpo.streams import PLAIN
 
 if TYPE_CHECKING:
     import pandas
@@ -320,8 +317,7 @@ def train(
         for note in objects.notes():
             console.print(note, highlight=False)
         run_training(trainer, Progress(console))
-    end = summary_of(trainer, console.width).encode(console.encoding, PLAIN).decode(console.encoding)
-    console.print(Text.from_ansi(end), highlight=False)
+    console.print(summary_of(trainer, console.width), highlight=False)
     return Run(trainer.folder.path, trainer.policy, trainer.objects)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oblrpo.errors import InputError, nearby
+from oblrpo.model_files import base_of, check_is_there
 from oblrpo.objects import PREFIX, Objects
-from oblrpo.policy.files import base_of, check_is_there
 from oblrpo.regular_files import regular
 from oblrpo.runs import RunFolder
 from oblrpo.settings import (

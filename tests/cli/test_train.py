@@ -296,7 +296,7 @@ def test_a_dry_run_tries_a_model_last_and_does_not_save_it(small_run, tmp_path, 
     monkeypatch.setattr(Policy, "save", lambda self, folder: saved.append(folder))
     monkeypatch.setattr(checks, "noise", lambda policy: "a shuffle")
     result = small_run("--dry-run", output=tmp_path / "none", model=model)
-    complained(result, "adds noise to its forwards in eval mode, too (a shuffle)")
+    complained(result, "adds noise to its forwards even in eval mode (a shuffle)")
     assert "\nmemory     about" in result[1]
     assert "\nsteps: 4\n" in result[1]
     assert not saved

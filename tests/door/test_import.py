@@ -52,6 +52,7 @@ train --algorithm nope
 train --schedule kl --learning-rate 0
 train --task nope
 train --rewards nope
+train --rewards regex:( --data mine.yaml
 train --dtype bfloat16
 train --report-to nope
 train --sampler-correction nope

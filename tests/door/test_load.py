@@ -273,8 +273,12 @@ def test_metrics_on_axes(train):
     assert max(band) == pytest.approx(
         max(row["eval/accuracy"] + 1.96 * row["eval/accuracy_stderr"] for row in rows), 1e-4
     )
-    alone = run.plot("snr")
-    assert (alone.get_title(), len(alone.collections)) == ("snr", 1)  # snr_low and snr_high
+    for step in (5, 6):
+        RunFolder(run.output).write_metrics(rows[-1] | {"step": step, "n_snr": 2.0, "snr_low": 0.25, "snr_high": 0.75})
+    for key, high in (("snr", 0.75), ("n_snr", 3.0)):  # 4 prompts a step
+        alone = run.plot(key)
+        assert alone.get_title() in (key, "Signal to noise of the batch gradient")
+        assert alone.collections[0].get_paths()[0].vertices[:, 1].max() == high
     entropy = run.plot("entropy", "time/sampling")
     assert (entropy.get_title(), entropy.get_ylabel()) == ("entropy, time/sampling", "")
     assert run.plot("reward", ax=axes) is axes
@@ -287,6 +291,12 @@ def test_metrics_on_axes(train):
     }.items():
         with pytest.raises(InputError, match=words):
             run.plot(*names)
+    masked = train(
+        output=run.output.parent / "masked", steps=1, on_reward_error="mask",
+        reward=lambda completions, **_: [None] * len(completions),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="masked has no figures of the metric 'reward'"):
+        masked.plot()
 
 
 def test_the_same_prompts_before_and_after(train):

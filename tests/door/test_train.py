@@ -283,6 +283,15 @@ def test_progress_false_is_silent_and_true_says_what_matters(train, capsys, tmp_
     assert "step 1/1" in said
 
 
+def test_a_stream_may_lack_characters_and_a_prompt_may_name_an_emoji(train, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    train(data=[row | {"prompt": f"\u4e2d :smile: {row['prompt']}"} for row in ROWS], steps=1, progress=True)
+    stream.flush()
+    said = stream.buffer.getvalue().decode("ascii")
+    assert said.count(r"\u4e2d :smile: ") == 4  # the first prompt, and three before and after
+
+
 def test_what_completions_end_with_is_told(train, capsys):
     train(model=loaded(eos_token_id=7), steps=0, progress=True)
     assert "completions end with & or <eos>" in capsys.readouterr().out

@@ -1,13 +1,15 @@
 """Held-out accuracy where completions were masked."""
 
 import math
+import random
+import time
 from itertools import chain
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from oblrpo.evaluation.sampled import heldout_accuracy
+from oblrpo.evaluation.sampled import _others, heldout_accuracy
 from oblrpo.settings import RolloutConfig
 from oblrpo.tasks import Problem
 
@@ -70,3 +72,14 @@ def test_completions_are_graded_as_answers_to_other_prompts(tiny_policy):
     assert loss.stderr == pytest.approx(torch.tensor(losses).std().item() / 3**0.5)
     assert heldout_accuracy(tiny_policy, right, problems[:2], 2, config, 0, sampler, swap=True)[2] is None
     assert heldout_accuracy(tiny_policy, right, problems, 2, config, 0, sampler)[2] is None
+
+
+def test_completions_are_swapped_with_the_next_other_answer_in_time_proportional_to_the_prompts():
+    draw = random.Random(0)
+    for size in (2, 3, 8, 20):
+        answers = draw.choices("aab", k=size)
+        following = [[q % size for q in range(p + 1, p + size) if answers[q % size] != answers[p]] for p in range(size)]
+        assert _others(answers) == [first[0] for first in following if first]
+    start = time.process_time()
+    assert _others(["no"] * 40_000 + ["yes"])[:2] == [40_000] * 2
+    assert time.process_time() - start < 2

@@ -24,7 +24,7 @@ from transformers import (
 
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
-from oblrpo.policy.checks import check_lengths, check_scores, noise
+from oblrpo.policy.checks import _random_states, check_lengths, check_scores, noise
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout import sample
 
@@ -187,6 +187,16 @@ def test_noise_is_what_two_forwards_of_the_same_tokens_differ_by(what, evaluated
             check_scores(policy, "")
     assert bool(noise(in_training(policy))) == trained
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_a_model_on_a_gpu_draws_on_the_cpu_is_seen(monkeypatch):
+    """As LayerDrop does, whose two forwards are often the same."""
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(1))
+    device = torch.device("cuda")
+    before = _random_states(device)
+    assert before == _random_states(device)
+    torch.rand([])
+    assert before != _random_states(device)
 
 
 OPT = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 16, "dropout": 0.0,

@@ -72,7 +72,7 @@ def test_the_adapter_that_is_trained_is_saved_resumed_and_merged(adapted, tmp_pa
 
 def test_trained_tokens_of_a_tied_head_are_refused_by_name(adapted):
     policy = adopt_policy(*adapted(trainable_token_indices=[3]), OBJECT)
-    with pytest.raises(InputError, match=r"trainable_tokens_delta.* tied .* trainable_token_indices are not taken"):
+    with pytest.raises(InputError, match=r"trainable_tokens_delta.* tied .* trainable_token_indices do not work"):
         check_scores(policy, "")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from oblrpo.report import charts
 from oblrpo.report.charts import Line, chart
-from oblrpo.report.curves import rate_line
+from oblrpo.report.curves import line_of
 from oblrpo.report.record import read_run
 from tests.report.conftest import row
 
@@ -62,4 +62,4 @@ def test_steps_are_whole_numbers(axes):
 
 def test_a_step_without_an_update_has_no_rate(write_run):
     rows = [row(1, learning_rate=0.0, grad_norm=0.0), row(2, learning_rate=1e-6)]
-    assert rate_line(read_run(write_run(rows))).y == [None, 1e-6]
+    assert line_of(read_run(write_run(rows)), "learning_rate").y == [None, 1e-6]

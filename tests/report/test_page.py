@@ -12,7 +12,7 @@ from oblrpo.diagnosis import diagnose
 from oblrpo.errors import InputError
 from oblrpo.intervals import geometric_mean
 from oblrpo.report.charts import short
-from oblrpo.report.curves import course, critical_batch, n_snr, reward_line, variance_ratios
+from oblrpo.report.curves import course, critical_batch, line_of, n_snr, variance_ratios
 from oblrpo.report.page import DRAWN, samples, write_report
 from oblrpo.report.record import read_run
 from oblrpo.runs import HELD_OUT, RunFolder
@@ -111,15 +111,16 @@ def test_steps_without_an_update_or_rewards_have_no_values(write_run):
 
 def test_the_interval_of_the_averaged_reward(write_run):
     """Nine steps of standard error 0.05 each: 1.96 x 0.05 / 3; the ends, of fewer steps, are left out."""
-    line = reward_line(read_run(write_run([row(step) for step in range(1, 21)])).steps)
+    rows = [row(step) for step in range(1, 21)]
+    line = line_of(read_run(write_run(rows)), "reward")
     half = AVERAGED_STEPS // 2
     assert line.y[:half] == [None] * half
     assert line.y[-half:] == [None] * half
     assert line.y[half] == pytest.approx(0.25)
     assert line.high[half] - line.y[half] == pytest.approx(1.959964 * 0.05 / 3, rel=1e-6)
     assert line.low[0] is None
-    old = reward_line([{k: v for k, v in row(step).items() if k != "reward_stderr"} for step in range(1, 21)])
-    assert set(old.low) == {None}  # runs of before it was measured
+    without = [{key: value for key, value in each.items() if key != "reward_stderr"} for each in rows]
+    assert line_of(read_run(write_run(without, name="without")), "reward").low is None
 
 
 def test_the_batch_used_and_the_interval_of_the_critical_one(write_run, monkeypatch):

@@ -37,7 +37,7 @@ def two(write_run):
 
 def test_runs_are_laid_over_one_another(two, tmp_path):
     page = write_together([*two, TRL], tmp_path / "page.html").read_text()
-    assert re.findall(r"<figcaption><b>(.*?)</b>", page) == [title for _, title, _, _ in LINES]
+    assert re.findall(r"<figcaption><b>(.*?)</b>", page) == [title for _, title, _ in LINES]
     for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL)[:2]:  # reward and held-out accuracy
         for number, name in enumerate(("first", "second", "trl_run")):
             assert f">{name}</text>" in drawing

@@ -72,3 +72,11 @@ def test_how_much_the_completions_of_a_step_differ(tmp_path, answers):
     texts = [text for _, text, _ in seen]
     assert log["completions/commonest_ratio"] == max(map(texts.count, texts)) / 16
     assert log["completions/commonest_token_ratio"] >= log["completions/commonest_ratio"]  # one token each, or the end
+
+
+def test_answers_may_be_arrays(tmp_path):
+    """As a data set with a format gives them."""
+    data = Dataset.from_dict({"prompt": PROMPTS, "answer": [[1, 2], [3, 4]] * 4}).with_format("numpy")
+    trainer = ours(tmp_path, words={"train_dataset": data}, max_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["completions/same_ratio"] < 1

@@ -82,7 +82,7 @@ def test_a_head_in_float32_on_a_model_in_bfloat16(tmp_path):
         ),
         (
             {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16, "look_steps": 1, "loss_type": "grpo"},
-            "only of an oblr baseline whose objective is the expected reward alone",
+            "only for an oblr baseline whose objective is the expected reward alone",
         ),
         (
             {"num_iterations": 2, "steps_per_generation": 1, "schedule": "auto", "per_device_train_batch_size": 4},

@@ -59,7 +59,7 @@ def test_packed_rows_that_mix_in_a_frozen_layer_are_refused(ranks):
     """The adapters' scores would be exact, of a policy that is not the one which sampled."""
     for rank in ranks:
         said = rank["adapters of a hybrid, packed"]
-        assert "is a convolution along tokens" in said
+        assert "is a convolution over tokens" in said
         assert said.endswith("set actor_rollout_ref.model.use_remove_padding=False.")
 
 

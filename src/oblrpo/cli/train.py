@@ -9,7 +9,7 @@ from rich.console import Console
 from oblrpo.cli.flags import COMMON, misplaced, parse, print_settings
 from oblrpo.commands import check_files, check_settings, run_training, summary_of
 from oblrpo.errors import InputError
-from oblrpo.policy.files import check_is_there
+from oblrpo.model_files import check_is_there
 from oblrpo.runs import RunFolder
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, yaml_text
 
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> None:
         print(f"memory     {peak}\n\n{seen(yaml_text(flatten(trainer.config)))}", end="", flush=True)
         trainer.try_policy(write=False)
         return
-    console = Console(soft_wrap=True, markup=False)
+    console = Console(soft_wrap=True, markup=False, emoji=False)
     run_training(trainer, Progress(console))
     print(summary_of(trainer, console.width))
 

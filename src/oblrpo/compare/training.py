@@ -62,7 +62,7 @@ def _train(run: PlannedRun, processes: int) -> None:
         begun = bool(run.folder.checkpoint_steps())
         if not begun:
             shutil.rmtree(run.folder.path, ignore_errors=True)  # stopped before its first checkpoint: it starts again
-        with Progress(Console(soft_wrap=True, markup=False)) as progress:
+        with Progress(Console(soft_wrap=True, markup=False, emoji=False)) as progress:
             Trainer(run.as_saved() if begun else run.config, resume=begun).run(progress)
     except KeyboardInterrupt:
         sys.exit(STOPPED)

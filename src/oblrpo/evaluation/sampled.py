@@ -265,7 +265,9 @@ def heldout_accuracy(
 
 def _others(answers_P: Sequence[str]) -> list[int]:
     """For each prompt the next one with another answer; empty where there is none."""
-    P = len(answers_P)
-    if len(set(answers_P)) < 2:
-        return []
-    return [next(q % P for q in range(p + 1, p + P) if answers_P[q % P] != answers_P[p]) for p in range(P)]
+    P, other = len(answers_P), 0
+    others_P = [other] * P
+    for p in reversed(range(2 * P - 1)):  # round twice, for the next of the last ones is among the first
+        other = (p + 1) % P if answers_P[(p + 1) % P] != answers_P[p % P] else other
+        others_P[p % P] = other
+    return others_P if len(set(answers_P)) > 1 else []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from oblrpo.errors import InputError, pip_install
-from oblrpo.policy.files import check_complete, explained
+from oblrpo.model_files import check_complete, explained
 from oblrpo.settings import PolicyConfig
 
 PATTERNS = "The following .*_pattern keys"

@@ -72,9 +72,13 @@ def noise(policy: Policy) -> str:
 
 
 def _random_states(device: torch.device) -> list[Any]:
-    """What says whether random numbers were drawn between two calls: of torch, Python and numpy."""
-    of_torch = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return [of_torch.tolist(), random.getstate(), [str(part) for part in numpy.random.get_state(legacy=True)]]
+    """What says whether random numbers were drawn between two calls: of torch, Python and numpy.
+
+    A model on a GPU may draw on the CPU, too: with LayerDrop it does so for the layers to leave out.
+    """
+    of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    of_numpy = [str(part) for part in numpy.random.get_state(legacy=True)]
+    return [*(state.tolist() for state in of_torch), random.getstate(), of_numpy]
 
 
 @torch.no_grad()

@@ -27,9 +27,9 @@ from transformers.utils import find_adapter_config_file
 
 from oblrpo.checksums import SUMS, damage
 from oblrpo.errors import InputError, pip_install
+from oblrpo.model_files import base_of, check_complete, check_is_there, check_policy, explained, is_gguf
 from oblrpo.objects import PREFIX
 from oblrpo.policy.adapters import add_adapter, load_adapter, load_adapter_weights, without_adapters
-from oblrpo.policy.files import base_of, check_complete, check_is_there, check_policy, explained, is_gguf
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
 from oblrpo.settings import PolicyConfig

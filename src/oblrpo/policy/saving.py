@@ -16,8 +16,8 @@ from transformers import GenerationConfig
 from transformers.utils import cached_file
 
 from oblrpo.errors import InputError
+from oblrpo.model_files import reason
 from oblrpo.policy.adapters import load_adapter_weights, without_adapters
-from oblrpo.policy.files import reason
 from oblrpo.settings import PolicyConfig
 
 OF_IMAGES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")

@@ -19,7 +19,8 @@ from rich.progress import Progress as Bar
 from oblrpo.diagnosis import Facts, Watch
 from oblrpo.diagnosis.next_steps import NextStep
 from oblrpo.report.html import seen
-from oblrpo.report.record import LAST_STEPS, accuracy_margin, critical_batch, of_last
+from oblrpo.report.record import LAST_STEPS, accuracy, critical_batch, of_last, reward_of
+from oblrpo.streams import PLAIN
 
 PLAIN_LINES = 20  # the number of lines that a run prints where the console is no terminal
 
@@ -152,8 +153,8 @@ def in_columns(pairs: Sequence[Mapping[str, Any]], width: int) -> list[str]:
     rows = [["held-out prompt", "", "before", "", "after"]]
     for pair in pairs:
         row = [pair["prompt"]]
-        for reward, text in ((pair[when]["reward"], pair[when]["completion"]) for when in ("before", "after")):
-            row += ["masked" if reward is None else f"{reward:.3g}", text]
+        for said in (pair["before"], pair["after"]):
+            row += [reward_of(said), said["completion"]]
         rows.append([" ".join(seen(word).split()) or "(empty)" for word in row])
     columns = list(zip(*rows, strict=True))
     needed = [max(map(cell_len, column)) for column in columns]
@@ -204,10 +205,9 @@ def _rate(steps: list[dict[str, Any]]) -> str:
 
 def _accuracy(row: dict[str, Any]) -> str:
     """Write the held-out accuracy of a step and its interval; there is none where all completions were masked."""
-    if not _is_number(value := row["eval/accuracy"]):
+    if not _is_number(row["eval/accuracy"]):
         return f"none (step {row['step']}, all masked)"
-    margin = accuracy_margin(row)
-    return f"{value:.3f}{'' if margin is None else f' +- {margin:.3f}'} (step {row['step']})"
+    return f"{accuracy(row)} (step {row['step']})"
 
 
 def _figure(value: float | None) -> str:
@@ -220,7 +220,15 @@ def _is_number(value: float | None) -> TypeGuard[float]:
 
 
 class _PipedConsole(Console):
-    """A console whose reader may leave (`| head`): rich would end the program."""
+    """A console of a program, which prints on: rich would end it with what a stream cannot write, or without reader."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Write plainly what the stream's encoding does not have, as the command line does."""
+        said = [
+            each.encode(self.encoding, PLAIN).decode(self.encoding) if isinstance(each, str) else each
+            for each in objects
+        ]
+        super().print(*said, **settings)
 
     def on_broken_pipe(self) -> None:
         """Print nothing more."""
@@ -239,7 +247,7 @@ def evaluating(
     name: str = "evaluating", console: Console | None = None
 ) -> Iterator[Callable[[int, int, Sequence[str]], None]]:
     """Yield what shows how many problems are done, of how many, and notes; on stderr where no console is given."""
-    console = console or Console(stderr=True, markup=False, soft_wrap=True)
+    console = console or Console(stderr=True, markup=False, emoji=False, soft_wrap=True)
     with console.status(name) if console.is_terminal else nullcontext() as status:
 
         def show(done: int, total: int, notes: Sequence[str]) -> None:
@@ -255,9 +263,9 @@ def console_of_program(progress: bool) -> Console:
     """Return where a Python program shows its progress: a bar in a terminal, and in a notebook with ipywidgets."""
     if not progress:
         return Console(quiet=True, force_terminal=False)
-    console = _PipedConsole(soft_wrap=True, markup=False)
+    console = _PipedConsole(soft_wrap=True, markup=False, emoji=False)
     if not console.is_jupyter:
         return console
     if importlib.util.find_spec("ipywidgets"):
-        return _NotebookConsole(soft_wrap=True, markup=False, force_terminal=True)
-    return Console(soft_wrap=True, markup=False, force_jupyter=False, force_terminal=False)  # plain lines
+        return _NotebookConsole(soft_wrap=True, markup=False, emoji=False, force_terminal=True)
+    return Console(soft_wrap=True, markup=False, emoji=False, force_jupyter=False, force_terminal=False)  # plain lines

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -12,12 +13,13 @@ from oblrpo.intervals import Z95, around, geometric_mean, smooth
 from oblrpo.report import charts
 from oblrpo.report.charts import INK, Line, error_bar, line_style, short
 from oblrpo.report.html import seen
-from oblrpo.report.record import RunRecord, accuracy_margin
+from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics
 from oblrpo.tables.baselines import COMPARED, UNBIASED
-from oblrpo.tables.metrics import AVERAGED_STEPS, Chart
+from oblrpo.tables.metrics import AVERAGED_STEPS, CHARTS, Chart
 
 LOGARITHMIC_FROM = 20.0  # an axis is logarithmic where the greatest value is more than so many times the least
+CHART_OF = {key: chart for chart in CHARTS for key in chart.keys.split()}
 OPEN_END = 10.0  # an interval of the critical batch that ends at more than so many times all else is drawn as open
 
 
@@ -27,8 +29,7 @@ def course(record: RunRecord, chart: Chart) -> list[Markup]:
     values = [row[chart.keys] for row in rows]
     if all(value == chart.blank for value in values):
         return []
-    line = averaged(rows, chart.keys, chart.ylabel) if chart.averaged else _line(record.steps, chart.keys, chart.ylabel)
-    return [drawn(chart, [line], values, chart.levels)]
+    return [drawn(chart, [line_of(record, chart.keys, chart.ylabel)], values, chart.levels)]
 
 
 def length(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -40,48 +41,28 @@ def length(record: RunRecord, chart: Chart) -> list[Markup]:
 
 def reward(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw reward and held-out accuracy."""
-    return [drawn(chart, [reward_line(record.steps), accuracy_line(record)])]
-
-
-def accuracy_line(record: RunRecord) -> Line:
-    """Return the held-out accuracy, with its interval over prompts."""
-    line = _line(record.measured, "eval/accuracy", "held-out accuracy")
-    return _with_margins(line, [accuracy_margin(row) for row in record.measured])
+    lines = [line_of(record, "reward", "reward of the batch"), line_of(record, "eval/accuracy", "held-out accuracy")]
+    return [drawn(chart, lines)]
 
 
 def n_snr(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw the signal-to-noise ratio of the batch gradient, N times that of one prompt, with its interval."""
-    line = n_snr_line(record)
+    line = line_of(record, "n_snr", "N SNR")
     return [drawn(chart, [line], levels=chart.levels)] if line.x else []
-
-
-def n_snr_line(record: RunRecord) -> Line:
-    """Return N SNR and the ends of its interval, of the steps that have it."""
-    rows = [row for row in record.steps if "n_snr" in row]  # in a log of another trainer, these may be few or none
-    low, high = (
-        [None if row.get(key) is None else record.prompts * row[key] for row in rows] for key in ("snr_low", "snr_high")
-    )
-    return replace(_line(rows, "n_snr", "N SNR"), low=low, high=high)
 
 
 def rate(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw the learning rate, and where it began unless it is fixed."""
-    line, eta_0 = rate_line(record), record.number("learning_rate")
+    line, eta_0 = line_of(record, "learning_rate", "learning rate"), record.number("learning_rate")
     began = "where it starts" if any("step_kl" in row for row in record.steps) else "as set, before the schedule"
     levels = [(eta_0, began)] if eta_0 > 0 and record.of_algorithm("schedule") != "off" else []
     return [drawn(chart, [line], [*line.y, eta_0], levels)]
 
 
-def rate_line(record: RunRecord) -> Line:
-    """Return the learning rate of the steps that made an update."""
-    line = _line(record.steps, "learning_rate", "learning rate")
-    return replace(line, y=[rate or None for rate in line.y])
-
-
 def critical_batch(record: RunRecord, chart: Chart) -> list[Markup]:
     """Draw the critical batch 1 / SNR; where the interval of SNR reaches 0, it has no upper end."""
     rows, prompts = [row for row in record.steps if chart.keys in row], record.prompts
-    line = _line(rows, chart.keys, "critical batch size")
+    line = line_of(record, chart.keys, "critical batch size")
     top = OPEN_END * max([value or 0 for value in line.y] + [prompts, 1])
     low = [1 / row["snr_high"] if row.get("snr_high") else None for row in rows]
     high = [1 / row["snr_low"] if (row.get("snr_low") or 0) > 1 / top else None for row in rows]
@@ -89,16 +70,35 @@ def critical_batch(record: RunRecord, chart: Chart) -> list[Markup]:
     return [drawn(chart, [replace(line, low=low, high=high)], levels=levels, logarithmic=True)] if rows else []
 
 
-def reward_line(steps: Sequence[Metrics]) -> Line:
-    """Return the moving average of the batches' rewards, its interval from their standard errors over prompts."""
-    rewarded = [row for row in steps if row.get("reward") is not None]
-    errors = [row.get("reward_stderr") for row in rewarded]
+def line_of(record: RunRecord, key: str, label: str = "") -> Line:
+    """Return the course of a metric, with its 95 % interval where it has one.
+
+    A reward, and what its chart averages, is a moving average, with the steps as dots.
+    """
+    chart, rows = CHART_OF.get(key), [row for row in record.rows if key in row]
+    averaged = key == "reward" or (chart is not None and chart.averaged)
+    rows = [row for row in rows if row[key] is not None] if averaged else rows
+    values: list[Any] = [row[key] or None if key == "learning_rate" else row[key] for row in rows]  # 0: no update
+    y = averages(values) if averaged else values
+    line = Line(label or key, [row["step"] for row in rows], y, dots=values if averaged else None)
+    margins = _margins([row.get(f"{key}_stderr") for row in rows], AVERAGED_STEPS if averaged else 1)
+    ends = [(None, None) if v is None or m is None else (v - m, v + m) for v, m in zip(y, margins, strict=True)]
+    if all(margin is None for margin in margins):  # N SNR is N times SNR, of which the ends are logged
+        of, times = ("snr", record.prompts) if key == "n_snr" else (key, 1)
+        logged = [[row.get(f"{of}_{end}") for end in ("low", "high")] for row in rows]
+        ends = [(low and times * low, high and times * high) for low, high in logged]
+    known = any(end is not None for pair in ends for end in pair)
+    return replace(line, low=[low for low, _ in ends], high=[high for _, high in ends]) if known else line
+
+
+def _margins(errors: Sequence[float | None], window: int) -> list[float | None]:
+    """Return the half-widths of 95 % intervals of moving averages, from the errors of all that a window has."""
     margins: list[float | None] = []
-    for part in around(len(rewarded), AVERAGED_STEPS):
+    for part in around(len(errors), window):
         squares = [error**2 for error in errors[part] if error is not None]
         complete = len(squares) == part.stop - part.start
         margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if complete else None)
-    return _with_margins(averaged(rewarded, "reward", "reward of the batch"), margins)
+    return margins
 
 
 def drawn(
@@ -119,24 +119,6 @@ def is_wide(values: Sequence[float | None]) -> bool:
     """Whether values are so far apart that an axis is logarithmic, where it may be."""
     present = [value for value in values if value]
     return bool(present) and min(present) > 0 and max(present) > LOGARITHMIC_FROM * min(present)
-
-
-def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:
-    pairs = list(zip(line.y, margins, strict=True))
-    low = [None if y is None or margin is None else y - margin for y, margin in pairs]
-    high = [None if y is None or margin is None else y + margin for y, margin in pairs]
-    return replace(line, low=low, high=high)
-
-
-def _line(rows: Sequence[Metrics], key: str, label: str) -> Line:
-    rows = [row for row in rows if key in row]
-    return Line(label, [row["step"] for row in rows], [row[key] for row in rows])
-
-
-def averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
-    """Return the moving average of a metric, with the steps as dots."""
-    values = [row[key] for row in rows]
-    return Line(label, [row["step"] for row in rows], averages(values), dots=values)
 
 
 def averages(values: Sequence[float]) -> list[float | None]:

@@ -239,7 +239,7 @@ def _copy(folder: RunFolder, step: int | None, target: Path) -> int:
 
 def _base(model: str, checkpoint: Path) -> str:
     """The name on the hub of the model that was trained; empty if it was a folder, a file or an object."""
-    from oblrpo.policy.files import LOCAL, is_gguf
+    from oblrpo.model_files import LOCAL, is_gguf
 
     adapters = checkpoint / ADAPTERS
     known = json.loads(adapters.read_text("utf-8")).get("base_model_name_or_path") if adapters.is_file() else model

@@ -3,21 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.intervals import Z95
 from oblrpo.report.charts import Line, draw_line, short
-from oblrpo.report.curves import averages, is_wide, reward, reward_line
-from oblrpo.report.html import TEMPLATES, render, seen
-from oblrpo.report.record import RunRecord, accuracy_margin, before_and_after, read_run
-from oblrpo.runs import Metrics, from_here
-from oblrpo.tables.metrics import CHARTS, ROW_OF, Chart
+from oblrpo.report.curves import CHART_OF, is_wide, line_of, reward
+from oblrpo.report.html import render, seen
+from oblrpo.report.record import RunRecord, accuracy, before_and_after, read_run, reward_of
+from oblrpo.runs import from_here
+from oblrpo.tables.metrics import ROW_OF, Chart
 
 SHOWN, LONGEST = 3, 72  # held-out prompts in lines of text, and the most characters of one line's text
-CHART_OF = {key: chart for chart in CHARTS for key in chart.keys.split()}
 
 
 def as_text(path: Path) -> str:
@@ -32,7 +29,7 @@ def as_text(path: Path) -> str:
     for each in compared:
         lines.append(f"  {_quoted(each['prompt'])}")
         lines += [
-            f"    {when:6} {_reward(each[when]):>6}  {_quoted(each[when]['completion'])}"
+            f"    {when:6} {reward_of(each[when]):>6}  {_quoted(each[when]['completion'])}"
             for when in ("before", "after")
         ]
     return seen("\n".join(lines))
@@ -41,23 +38,14 @@ def as_text(path: Path) -> str:
 def as_html(path: Path) -> str:
     """Return the same for a notebook, with the curve of the run's page, and eight prompts."""
     record = read_run(path)
-    if record is None:
-        return render(
-            "notebook.html", title=from_here(path), state="no step is finished yet", facts=(), curve="", rows=()
-        )
-    folded: Any = TEMPLATES.get_template("parts.html").module
-    rows = [
-        [folded.folded(each["prompt"])]
-        + [
-            cell
-            for when in ("before", "after")
-            for cell in (folded.folded(each[when]["completion"]), _reward(each[when]))
-        ]
-        for each in before_and_after(record.folder, record.measured)
-    ]
-    curve = reward(record, CHART_OF["reward"])[0] if record.steps else ""
     return render(
-        "notebook.html", title=from_here(path), state=_state(record), facts=_figures(record), curve=curve, rows=rows
+        "notebook.html",
+        title=from_here(path),
+        state=_state(record) if record else "no step is finished yet",
+        facts=_figures(record) if record else (),
+        curve=reward(record, CHART_OF["reward"])[0] if record and record.steps else "",
+        pairs=before_and_after(record.folder, record.measured) if record else (),
+        reward_of=reward_of,
     )
 
 
@@ -72,19 +60,10 @@ def _figures(record: RunRecord) -> list[tuple[str, str]]:
     if rewards:
         figures.append(("reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f}"))
     if ends := [record.measured[0], *record.measured[1:][-1:]] if record.measured else []:
-        figures.append(("held-out accuracy", " -> ".join(map(_accuracy, ends))))
+        figures.append(("held-out accuracy", " -> ".join(map(accuracy, ends))))
     if rates := [rate for row in record.steps if (rate := row.get("learning_rate"))]:
         figures.append(("learning rate", f"{short(rates[-1])}, of the last update"))
     return figures
-
-
-def _accuracy(row: Metrics) -> str:
-    margin = accuracy_margin(row)
-    return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" +- {margin:.3f}")
-
-
-def _reward(row: Metrics) -> str:
-    return "masked" if row["reward"] is None else f"{row['reward']:.3g}"
 
 
 def _quoted(text: str) -> str:
@@ -95,9 +74,8 @@ def _quoted(text: str) -> str:
 
 def plot(record: RunRecord, keys: Sequence[str], axes: Axes | None = None) -> Axes:
     """Draw metrics on the axes, or on new ones of pyplot, and return them."""
-    keys = keys or [
-        key for key in CHART_OF["reward"].keys.split() if any(row.get(key) is not None for row in record.rows)
-    ]
+    shown = [key for key in ("reward", "eval/accuracy") if any(row.get(key) is not None for row in record.rows)]
+    keys = keys or shown or ["reward"]  # of a run without a reward it is said what there is
     lines = [_line(record, key) for key in keys]
     charts = [CHART_OF.get(key) or Chart("", key, key, getattr(ROW_OF.get(key), "unit", "")) for key in keys]
     if axes is None:
@@ -120,24 +98,10 @@ def plot(record: RunRecord, keys: Sequence[str], axes: Axes | None = None) -> Ax
 
 
 def _line(record: RunRecord, key: str) -> Line:
-    """The curve of a metric as the page has it: averaged where it is noisy, and with its interval where it has one."""
     known = {name: value for row in record.rows for name, value in row.items() if isinstance(value, (int, float))}
-    if key not in known:
-        raise InputError(
-            f"{record.folder.path} has no figures of the metric {key!r}.{did_you_mean(key, known)} It has: "
-            f"{', '.join(known)}."
-        )
-    rows = [row for row in record.rows if row.get(key) is not None]
-    if key == "reward":
-        return replace(reward_line(rows), label=key)
-    steps, values, chart = [row["step"] for row in rows], [row[key] for row in rows], CHART_OF.get(key)
-    if chart and chart.averaged:
-        return Line(key, steps, averages(values), dots=values)
-    ends = [_interval(row, key) for row in rows]
-    return Line(key, steps, values, [low for low, _ in ends], [high for _, high in ends])
-
-
-def _interval(row: Metrics, key: str) -> tuple[float | None, float | None]:
-    error = row.get(f"{key}_stderr")
-    ends = (row.get(f"{key}_low"), row.get(f"{key}_high"))
-    return ends if error is None else (row[key] - Z95 * error, row[key] + Z95 * error)
+    if key in known:
+        return line_of(record, key)
+    raise InputError(
+        f"{record.folder.path} has no figures of the metric {key!r}.{did_you_mean(key, known)} It has: "
+        f"{', '.join(known)}."
+    )

@@ -21,6 +21,7 @@ from oblrpo.report.html import TEMPLATES, markup, render, with_code
 from oblrpo.report.record import (
     LAST_STEPS,
     RunRecord,
+    accuracy,
     accuracy_margin,
     before_and_after,
     changed_settings,
@@ -28,8 +29,9 @@ from oblrpo.report.record import (
     of_last,
     read_any,
     read_run,
+    reward_of,
 )
-from oblrpo.runs import Metrics, write_atomically
+from oblrpo.runs import write_atomically
 from oblrpo.settings import yaml_line
 from oblrpo.tables.metrics import CHARTS, Chart
 
@@ -51,7 +53,8 @@ def pairs_of(records: Mapping[str, RunRecord], chart: Chart) -> list[Markup]:
             asked.setdefault(pair["prompt"], {})[name] = pair
     steps = {name: [row["step"] for row in record.measured] for name, record in records.items()}
     prompts = sorted(asked.items(), key=lambda each: -len(each[1]))  # those that most runs have first
-    return [Markup(render("pairs.html", note=chart.note, prompts=prompts, steps=steps))] if prompts else []
+    drawn = render("pairs.html", note=chart.note, prompts=prompts, steps=steps, reward_of=reward_of)
+    return [Markup(drawn)] if prompts else []
 
 
 def samples(record: RunRecord, chart: Chart) -> list[Markup]:
@@ -89,7 +92,7 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     kind = "up" if (row["advantage"] or 0) > 0 else "down"
     advantage = markup("<span class={}>{}</span>", kind, number("advantage", "none", "+.3f"))
     baseline, norm2 = number("baseline", "none", ".3f"), number("score_norm2", "not taken")
-    return number("reward", "masked", ".3g"), advantage, baseline, norm2, number("length", "", "d")
+    return reward_of(row), advantage, baseline, norm2, number("length", "", "d")
 
 
 DRAWN: dict[str, Callable[[RunRecord, Chart], list[Markup]]] = {
@@ -162,10 +165,10 @@ def facts_of_run(record: RunRecord) -> list[tuple[str, str, str]]:
     facts = []
     if record.measured:
         first, last = record.measured[0], record.measured[-1]
-        value, behind = _accuracy(last), f"at step {last['step']}"
+        value, behind = accuracy(last, "±"), f"at step {last['step']}"
         if first is not last:
             value = f"{first['eval/accuracy']:.3f} → {last['eval/accuracy']:.3f}"
-            behind = f"{_accuracy(first)} to {_accuracy(last)}"
+            behind = f"{accuracy(first, '±')} to {accuracy(last, '±')}"
         over = "" if accuracy_margin(last) is None else " (95 % interval over prompts)"
         facts.append(("Held-out accuracy", value, behind + over))
     before = record.rows[0].get("eval/accuracy_before_warm_start")
@@ -187,11 +190,6 @@ def facts_of_run(record: RunRecord) -> list[tuple[str, str, str]]:
         tokens = f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on"
         facts.append(("Time", f"{per_step:.2f} s per step", tokens))
     return facts
-
-
-def _accuracy(row: Metrics) -> str:
-    margin = accuracy_margin(row)
-    return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" ± {margin:.3f}")
 
 
 def follow(run: Path, output: Path, seconds: int, show: Callable[[str], None]) -> Path | None:

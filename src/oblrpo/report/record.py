@@ -77,22 +77,23 @@ def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int =
     Each is {prompt, answer, before, after}, and before and after are {completion, reward}, the first completion of the
     prompt; empty where the run keeps no completions of two measurements.
     """
-    firsts: list[dict[str, dict[str, Any]]] = []
-    for step in [row["step"] for row in (*measured[:1], *measured[1:][-1:])]:
-        rows = completions_in(folder, step, HELD_OUT)
-        firsts.append({row["prompt"]: row for row in reversed(rows)})
-    if len(firsts) < 2:
+    if len(measured) < 2:
         return []
-    before, after = firsts
-    shared = [prompt for prompt in reversed(before) if prompt in after][:most]
+    rows = [completions_in(folder, measured[place]["step"], HELD_OUT) for place in (0, -1)]
+    before, after = ({row["prompt"]: row for row in reversed(each)} for each in rows)
     return [
         {"prompt": prompt, "answer": before[prompt].get("answer", "")}
         | {
-            when: {key: rows[prompt][key] for key in ("completion", "reward")}
-            for when, rows in (("before", before), ("after", after))
+            when: {key: each[prompt][key] for key in ("completion", "reward")}
+            for when, each in (("before", before), ("after", after))
         }
-        for prompt in shared
-    ]
+        for prompt in dict.fromkeys(row["prompt"] for row in rows[0] if row["prompt"] in after)
+    ][:most]
+
+
+def reward_of(completion: Mapping[str, Any]) -> str:
+    """Return what a completion earned, in figures."""
+    return "masked" if completion["reward"] is None else f"{completion['reward']:.3g}"
 
 
 def of_last(count: int, what: str) -> str:
@@ -104,6 +105,12 @@ def accuracy_margin(row: Metrics) -> float | None:
     """Return the half-width of the 95 % interval of a step's held-out accuracy; None where it has none."""
     error = row.get("eval/accuracy_stderr")
     return None if error is None or math.isnan(error) else Z95 * error
+
+
+def accuracy(row: Metrics, sign: str = "+-") -> str:
+    """Return a step's held-out accuracy with half of its 95 % interval, in figures."""
+    margin = accuracy_margin(row)
+    return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" {sign} {margin:.3f}")
 
 
 PLACES = {"recipe", "output", "threads", "report_to", "project", "log_completions"}

@@ -1,14 +1,14 @@
 """Several runs laid over one another on one page; each has one colour throughout."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from markupsafe import Markup
 
 from oblrpo.errors import InputError
-from oblrpo.report.charts import Line, line_style
-from oblrpo.report.curves import accuracy_line, averaged, drawn, n_snr_line, rate_line, reward_line
+from oblrpo.report.charts import line_style
+from oblrpo.report.curves import CHART_OF, drawn, line_of
 from oblrpo.report.html import markup, render, with_code
 from oblrpo.report.page import facts_of_run, found_in, pairs_of
 from oblrpo.report.record import PLACES, RunRecord, read_any
@@ -16,24 +16,17 @@ from oblrpo.runs import write_atomically
 from oblrpo.settings import yaml_line
 from oblrpo.tables.metrics import AVERAGED_STEPS, CHARTS
 
-CHART_OF = {chart.kind: chart for chart in CHARTS}
 BANDS = "Bands: 95 % intervals over prompts."
 AVERAGED = f"Mean over {AVERAGED_STEPS} steps."
-
-
-def _length(record: RunRecord) -> Line:
-    key = "completions/mean_length"
-    return averaged([row for row in record.steps if row.get(key) is not None], key, "")
-
-
-LINES: tuple[tuple[str, str, str, Callable[[RunRecord], Line]], ...] = (
-    ("reward", "Reward", f"{AVERAGED} {BANDS}", lambda record: reward_line(record.steps)),
-    ("reward", "Held-out accuracy", BANDS, accuracy_line),
-    ("rate", "Learning rate", "Of the steps that made an update.", rate_line),
-    ("n_snr", "Signal to noise of the batch gradient", "N SNR with its 95 % interval.", n_snr_line),
-    ("length", "Completion length", AVERAGED, _length),
+PAIRS = next(chart for chart in CHARTS if chart.kind == "before_and_after")
+LINES = (
+    ("reward", "Reward", f"{AVERAGED} {BANDS}"),
+    ("eval/accuracy", "Held-out accuracy", BANDS),
+    ("learning_rate", "Learning rate", "Of the steps that made an update."),
+    ("n_snr", "Signal to noise of the batch gradient", "N SNR with its 95 % interval."),
+    ("completions/mean_length", "Completion length", AVERAGED),
 )
-"""The kind of each chart in the table of them, its title and note here, and its line in a run."""
+"""The metric of each chart, and its title and note here."""
 
 
 def write_together(runs: Sequence[Path], path: Path) -> Path:
@@ -58,7 +51,7 @@ def write_together(runs: Sequence[Path], path: Path) -> Path:
         abouts=[with_code(about) for about in dict.fromkeys(record.about for record in records.values()) if about],
         heads=["run", "steps", *heads, "diagnosis"],
         rows=rows,
-        pairs=pairs_of(records, CHART_OF["before_and_after"]),
+        pairs=pairs_of(records, PAIRS),
         drawings=_charts(records),
         names=names,
         differing=_differing(records),
@@ -70,12 +63,12 @@ def write_together(runs: Sequence[Path], path: Path) -> Path:
 def _charts(records: Mapping[str, RunRecord]) -> list[Markup]:
     """Draw a line a run in each chart that one of them has something for."""
     drawings = []
-    for kind, title, note, line_of in LINES:
-        found = {name: line_of(record) for name, record in records.items()}
+    for key, title, note in LINES:
+        found = {name: line_of(record, key) for name, record in records.items()}
         # A run without values keeps its colour, and stands in no legend.
         lines = [replace(line, label=name if line.x else "", dots=None) for name, line in found.items()]
         if any(line.x for line in lines):
-            chart = CHART_OF[kind]
+            chart = CHART_OF[key]
             values = [y for line in lines for y in line.y]
             drawings.append(drawn(replace(chart, title=title, note=note), lines, values, chart.levels))
     return drawings

@@ -16,9 +16,9 @@ import numpy
 import torch
 
 from oblrpo.errors import InputError, pip_install
+from oblrpo.model_files import explained
 from oblrpo.policy import Policy
 from oblrpo.policy.adapters import without_adapters
-from oblrpo.policy.files import explained
 from oblrpo.rollout.weights import check_weights, is_tied
 from oblrpo.settings import VLLM
 

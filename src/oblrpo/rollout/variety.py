@@ -43,9 +43,9 @@ def answers_of(answers: Iterable[str], columns: Iterable[Mapping[str, Any]], pro
 
     Columns that are the same for all prompts tell nothing, and are no stand-in for answers.
     """
-    known, further = list(answers), [repr(each) for each in columns]
-    if any(known):
+    if any(known := list(answers)):
         return known
+    further = [repr(each) for each in columns]
     return further if len(set(further)) > 1 else list(prompts)
 
 

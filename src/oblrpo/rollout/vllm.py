@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 
 from oblrpo.errors import InputError, check_finite
+from oblrpo.model_files import explained
 from oblrpo.policy import Policy, Prompt, Sequences
-from oblrpo.policy.files import explained
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout.engine import SEE, open_engine, random_state_kept
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of

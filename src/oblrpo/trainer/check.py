@@ -5,8 +5,9 @@ from os.path import isfile
 
 from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.errors import InputError
-from oblrpo.policy.files import check_policy
+from oblrpo.model_files import check_policy
 from oblrpo.rewards import Rewards, split_weight
+from oblrpo.rewards.built_in import is_built_in
 from oblrpo.settings import TrainConfig, check_ranges, every_value
 from oblrpo.tables.algorithms import refusal
 from oblrpo.tables.baselines import BASELINES
@@ -61,7 +62,7 @@ def check(config: TrainConfig) -> None:
     if not rows and ":" not in task.task and not task.task.startswith(REASONING_GYM):  # which load what is not ours
         made = make_task(task.task, config.run.seed, **task.task_args)
     names = {text: split_weight(text)[0] for text in task.rewards}
-    ours = [text for text, name in names.items() if not {".", ":"} & set(name) and not isfile(f"{name}.py")]
+    ours = [t for t, n in names.items() if is_built_in(n) or not ({".", ":"} & set(n) or isfile(f"{n}.py"))]
     Rewards(made, [text for text in ours if made or names[text] != "task"]).close()
     check_policy(config.policy)
     check_trackers(config.run.report_to)

@@ -187,7 +187,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _variety(self, inputs: Any, output: dict[str, Any]) -> dict[str, float]:
         """How much the completions of all processes differ."""
-        answers = gather_object([str(row.get("answer") or "") for row in inputs])
+        answers = gather_object(["" if (known := row.get("answer")) is None else str(known) for row in inputs])
         columns = gather_object([{key: value for key, value in row.items() if key != "prompt"} for row in inputs])
         texts, prompts = (list(map(str, self._logs[key]))[-len(answers) :] for key in ("completion", "prompt"))
         policy = self._advantages.policy
