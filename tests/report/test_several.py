@@ -50,8 +50,12 @@ def test_settings_that_differ_stand_in_a_table(two, tmp_path):
     settings = page[page.index("<h2>Settings") :]
     assert re.findall(r"<td><code>(\w+)</code>", settings) == ["learning_rate"]
     assert settings.index("0.001") < settings.index("0.0001")
+    assert "Not comparable" not in page
     (two[1] / "config.yaml").write_text((two[0] / "config.yaml").read_text())
     assert "No setting differs." in write_together(two, tmp_path / "page.html").read_text()
+    config = two[1] / "config.yaml"
+    config.write_text(re.sub(r"^rewards:.*$", "rewards: [exact]", config.read_text(), flags=re.MULTILINE))
+    assert "The runs differ in rewards" in write_together(two, tmp_path / "page.html").read_text()
 
 
 def test_what_each_said_stands_beside_the_others_to_the_same_prompt(two, tmp_path):

@@ -18,6 +18,7 @@ from oblrpo.tables.metrics import AVERAGED_STEPS, CHARTS
 
 BANDS = "Bands: 95 % intervals over prompts."
 AVERAGED = f"Mean over {AVERAGED_STEPS} steps."
+OF_REWARDS = ("data", "task", "rewards")  # settings that rewards belong to
 PAIRS = next(chart for chart in CHARTS if chart.kind == "before_and_after")
 LINES = (
     ("reward", "Reward", f"{AVERAGED} {BANDS}"),
@@ -44,6 +45,7 @@ def write_together(runs: Sequence[Path], path: Path) -> Path:
         run = markup("<span style='color: {}'>●</span> {}", line_style(number)[0], name)
         found = "; ".join(finding.name for finding in found_in(record).findings) or "no problem"
         rows.append([run, f"{record.done}", *(facts[name].get(head, "").replace(" ", "\xa0") for head in heads), found])
+    known = {key: {str(r.settings[key]) for r in records.values() if key in r.settings} for key in OF_REWARDS}
     page = render(
         "several.html",
         title=" beside ".join(names),
@@ -51,6 +53,9 @@ def write_together(runs: Sequence[Path], path: Path) -> Path:
         abouts=[with_code(about) for about in dict.fromkeys(record.about for record in records.values()) if about],
         heads=["run", "steps", *heads, "diagnosis"],
         rows=rows,
+        apart=[
+            key for key in OF_REWARDS if len({str(r.settings[key]) for r in records.values() if key in r.settings}) > 1
+        ],
         pairs=pairs_of(records, PAIRS),
         drawings=_charts(records),
         names=names,

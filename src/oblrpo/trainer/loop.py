@@ -323,7 +323,8 @@ class Trainer:
                     self.folder.write_heldout_rows(self.heldout_rows)
                 self._run(progress)
             except (Exception, KeyboardInterrupt) as error:
-                where = "the warm start" if self.done is None else f"step {self.done + 1}"
+                warming = self.done is None and self.demonstrations.steps
+                where = "the warm start" if warming else f"step {(self.done or 0) + 1}"
                 stopped = f"stopped in {where}; {how_to_resume(self.config)}."
                 if isinstance(error, KeyboardInterrupt):
                     raise KeyboardInterrupt(str(error) or stopped) from None
