@@ -53,9 +53,7 @@ def write_together(runs: Sequence[Path], path: Path) -> Path:
         abouts=[with_code(about) for about in dict.fromkeys(record.about for record in records.values()) if about],
         heads=["run", "steps", *heads, "diagnosis"],
         rows=rows,
-        apart=[
-            key for key in OF_REWARDS if len({str(r.settings[key]) for r in records.values() if key in r.settings}) > 1
-        ],
+        apart=[key for key, values in known.items() if len(values) > 1],
         pairs=pairs_of(records, PAIRS),
         drawings=_charts(records),
         names=names,
