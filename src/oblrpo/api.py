@@ -170,7 +170,7 @@ class Run:
         from oblrpo.report.page import write_report
 
         page, written = self.output / "report.html", RunFolder(self.output).metrics_file
-        is_new = page.is_file() and written.is_file() and page.stat().st_mtime_ns >= written.stat().st_mtime_ns
+        is_new = page.is_file() and written.is_file() and page.stat().st_mtime_ns > written.stat().st_mtime_ns
         return page if is_new else write_report(self.output)
 
     def _record(self) -> RunRecord:

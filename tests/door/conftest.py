@@ -37,8 +37,9 @@ def loaded(seed=0, **sizes):
 
 
 def metrics_of(run):
-    """Rows of metrics without the time, which is all that two runs of one seed may differ in."""
-    return [{key: value for key, value in row.items() if not re.match("step_time$|time/", key)} for row in run.metrics]
+    """Rows of metrics without the times, and what a run measures at its last step: runs of one seed differ in these."""
+    own = re.compile("step_time$|time/|eval/swap_loss")
+    return [{key: value for key, value in row.items() if not own.match(key)} for row in run.metrics]
 
 
 def config_of(folder):

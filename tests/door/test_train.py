@@ -91,8 +91,8 @@ def test_held_out_rows_of_their_own(train):
 
     held = [{"prompt": f"held {number}"} for number in range(5)]
     train(eval_data=held, reward=watch, steps=1)
-    assert asked[0] == {row["prompt"] for row in held}
-    assert all(prompt.endswith(" is") for prompt in asked[1])
+    assert asked[0] == asked[1] == {row["prompt"] for row in held}  # the second time as answers to one another
+    assert all(prompt.endswith(" is") for prompt in asked[2])
 
 
 def test_a_reward_sees_columns_and_messages_as_in_trl(train):
