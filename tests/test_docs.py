@@ -116,11 +116,11 @@ def test_the_lab_book_lists_every_entry_under_its_date_and_the_newest_first():
 
 
 def test_the_pages_that_a_user_needs_are_read_in_an_hour():
-    """Those before "Reference": 10,100 words, code and tables counted."""
+    """Those before "Reference": 10,200 words, code and tables counted."""
     needed = (ROOT / "mkdocs.yml").read_text().partition("nav:\n")[2].partition("- Reference:")[0]
     words = {page: len((ROOT / "docs" / page).read_text().split()) for page in re.findall(r"[\w/]+\.md", needed)}
     assert {"index.md", "limitations.md"} <= set(words)
-    assert sum(words.values()) <= 10_100, words
+    assert sum(words.values()) <= 10_200, words
 
 
 def test_a_link_to_the_site_is_shown_with_a_title_and_a_picture():

@@ -67,12 +67,12 @@ class Clock:
     def aside(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap an evaluation so that its time is not counted."""
 
-        def measured(*inputs: Any) -> Any:
+        def measured(*inputs: Any, **named: Any) -> Any:
             begun = _now()
-            accuracy = evaluate(*inputs)
+            accuracy, *further = evaluate(*inputs, **named)
             self._away = [away + now - then for away, now, then in zip(self._away, _now(), begun, strict=True)]
             self._accuracy = accuracy.value
-            return accuracy
+            return accuracy, *further
 
         return measured
 

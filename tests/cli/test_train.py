@@ -53,7 +53,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["step"] for row in rows if "eval/accuracy" in row] == [0, 2, 4]
     assert set(rows[1]) == KEYS | LEDGER
-    evaluated = {"eval/accuracy", "eval/accuracy_stderr", "time/evaluation"}
+    evaluated = {f"eval/{key}{of}" for key in ("accuracy", "swap_loss") for of in ("", "_stderr")} | {"time/evaluation"}
     assert [set(row) - KEYS for row in rows[2:]] == [evaluated, set(), evaluated]
     assert all(set(row) >= KEYS for row in rows[2:])
     assert 0 < rows[3]["time/training"] < rows[3]["step_time"]
@@ -115,6 +115,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
     rows, expected = metrics_of(parts), metrics_of(whole)
     assert rows[3].pop("eval/accuracy") > 0  # the shorter run measured accuracy at what was then its end
     assert rows[3].pop("eval/accuracy_stderr") > 0
+    assert {rows[3].pop("eval/swap_loss"), rows[3].pop("eval/swap_loss_stderr")}
     assert rows == expected
     assert weights_of(parts, 6) == weights_of(whole, 6) != weights_of(parts, 0)
     assert len({row["lr_factor"] for row in rows[1:]}) > 1

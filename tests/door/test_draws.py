@@ -17,7 +17,7 @@ def test_an_evaluation_is_drawn_from_another_seed_than_the_step_before_it(train)
 
     sizes = {"prompts_per_step": 4, "num_generations": 3, "eval_prompts": 4, "eval_samples": 3, "eval_steps": 1}
     train(model=(model, tokenizer), reward=watch, algorithm="rloo", learning_rate=0.0, steps=2, **sizes)
-    assert len(drawn) == 5  # evaluation, then twice a step and an evaluation
+    assert len(drawn) == 8  # evaluation, then twice a step and an evaluation; each is graded twice
     assert len(set(map(tuple, drawn))) == 5
 
 

@@ -179,7 +179,7 @@ def test_the_clock_stands_still_while_accuracy_is_measured(monkeypatch):
 
     def evaluate():
         hands[:] = [hands[0] + 100, hands[1] + 50]
-        return SimpleNamespace(value=0.5)
+        return SimpleNamespace(value=0.5), []
 
     for step in range(3):
         clock.aside(evaluate)()

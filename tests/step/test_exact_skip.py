@@ -42,6 +42,7 @@ def pass_of(policy, algorithm, rollouts, rewards_PG, valid_PG=None, look_steps=0
     samples = drawn(learner, samples_of(rollouts, rewards_PG, valid_PG))
     gradients, rows, update = [], [], learner.update
     learner.update = lambda *given: gradients.append(grads(policy)) or update(*given)
+    _ = policy.head  # which two rows find, once
     counting = policy.model.base_model.register_forward_hook(lambda *seen: rows.append(len(seen[2][0])))
     try:
         result = learner.learn(samples, 1)

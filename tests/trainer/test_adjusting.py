@@ -214,7 +214,7 @@ def test_numbers_of_a_recipe_bend_on_data_of_the_users_own(policy):
     fits, *_, words = adjust(demo, DataTask("mine", problems(50)), policy, adjustable(demo))
     assert not fits.warm_start.begins
     assert "warm_start_steps 0 instead of 200 (data has no demonstrations)" in words
-    with pytest.raises(InputError, match="warm_start_steps needs sft_data, or a built-in task"):
+    with pytest.raises(InputError, match="warm_start_steps needs sft_data or a built-in task"):
         check(with_settings(demo, {"warm_start_steps": 200}, "a test"))
 
 

@@ -42,30 +42,36 @@ def reward_without_accuracy(run: Course) -> Reading | None:
     return worst
 
 
+SURE_OF_SWAPS = 3.0  # standard errors
 GAINED = 0.1  # of the range of rewards: a gain in held-out accuracy that is worth a question
 
 
 def prompt_not_read(run: Course) -> Reading | None:
     """Held-out completions earn as much as answers to other prompts: the reward is earned without reading the prompt.
 
-    It looks like a held-out accuracy that has gained a tenth of the range of rewards since the first step, while what
-    the same completions lose when they are graded as answers to other prompts (`eval/swap_loss`) has surely gained less
-    than a quarter of that. Nothing is said of rewards that pay every completion the same whatever the prompt was.
+    It looks like a held-out accuracy that has gained a tenth of the range of rewards since the first measurement, while
+    what the same completions lose when they are graded as answers to other prompts (`eval/swap_loss`) has surely gained
+    less than a quarter of that. The newest measurement counts. Nothing is said of rewards that pay every completion the
+    same whatever the prompt was.
     """
     keys = [f"eval/{key}" for key in ("accuracy", "accuracy_stderr", "swap_loss", "swap_loss_stderr")]
     if not run.logged.keys() >= {*keys}:
-        return None
+        return run.memory.get("prompt_not_read")
     now, noise_now, last, error_now = (run.logged[key] for key in keys)
-    begun = run.memory.setdefault("prompt_not_read", (run.step, now, noise_now, last, error_now))
-    since, before, noise, first, error = begun
-    if since == run.step or not (error or error_now) or "reward" not in run.columns:
-        return None
-    low, high = (run.columns.get(key, run.columns["reward"]) for key in ("reward_min", "reward_max"))
-    if now - before < GAINED * (high.highest - low.lowest):
-        return None
-    words = {"before": before, "now": now, "other": now - last}
-    stderr = math.hypot(error, error_now, noise / 4, noise_now / 4)
-    return Reading((now - before) / 4 - (last - first), stderr, since, words)
+    since, before, noise, first, error = run.memory.setdefault(keys[0], (run.step, now, noise_now, last, error_now))
+    reading = None
+    if since < run.step and (error or error_now) and (rewards := run.columns.get("reward")):
+        low, high = (run.columns.get(key, rewards) for key in ("reward_min", "reward_max"))
+        if now - before >= GAINED * (high.highest - low.lowest):
+            excess = (now - before) / 4 - (last - first)
+            stderr = math.hypot(error, error_now, noise / 4, noise_now / 4)
+            earlier = run.memory.get("prompt_not_read")
+            held = earlier if earlier and earlier.value >= SURE_OF_SWAPS * earlier.stderr else None
+            words = {"before": before, "now": now, "other": now - last}
+            words |= {"found": held.words["found"] if held else run.step}
+            reading = Reading(excess, stderr, since, words)
+    run.memory["prompt_not_read"] = reading
+    return reading
 
 
 def _mean(points: list[tuple[int, float, float]], spread: float) -> Mean:

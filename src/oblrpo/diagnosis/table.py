@@ -52,7 +52,8 @@ CONDITIONS: tuple[Condition, ...] = (
         sentence="The reward {reward}, but held-out accuracy {accuracy}.",
         cure="Read completions: the reward can be earned without solving the task, or the training prompts are "
              "memorized. Fix the reward, use more prompts, or stop where held-out accuracy was best."),
-    Condition("prompt not read", parts.prompt_not_read, ("eval/swap_loss", "eval/accuracy"), 0, sure=3.0, rows=True,
+    Condition("prompt not read", parts.prompt_not_read, ("eval/swap_loss", "eval/accuracy"), 0,
+        sure=parts.SURE_OF_SWAPS, rows=True, updated=True,
         brings=DAMAGE | {"same reward", "solved", "prompts used up", "one answer pays", "task traded"},
         sentence="The reward is earned without reading the prompt: held-out accuracy has risen from {before:.2f} to "
                  "{now:.2f}, and the same completions earn {other:.2f} as answers to other prompts.",

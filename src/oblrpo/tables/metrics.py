@@ -120,8 +120,8 @@ METRICS = (
            "reward", when="every `eval_steps` steps"),
     Metric("eval/swap_loss", "what the same completions lose when they are graded as answers to other prompts, with "
            "another answer: 0 if the reward is earned without reading the prompt", "reward",
-           when="at the first and the last step"),
-    Metric("eval/swap_loss_stderr", "its standard error over prompts", "reward", when="at the first and the last step"),
+           when="every `eval_steps` steps"),
+    Metric("eval/swap_loss_stderr", "its standard error over prompts", "reward", when="every `eval_steps` steps"),
     Metric("eval/accuracy_before_warm_start eval/accuracy_stderr_before_warm_start", "the same before "
            "supervised learning", "reward", when="in step 0 of a loaded model that begins with [supervised learning]"
            "(data.md#supervised-learning-first)"),

@@ -460,9 +460,7 @@ class Trainer:
         metrics = {}
         if self.config.policy.model:  # one that is built from scratch solves nothing yet
             metrics = {
-                f"{name}_before_warm_start": value
-                for name, value in self._accuracy(0, progress).items()
-                if name.startswith("eval/accuracy")
+                f"{name}_before_warm_start": value for name, value in self._accuracy(0, progress, swap=False).items()
             }
 
         def observe(step: int, loss: float) -> None:
@@ -491,7 +489,7 @@ class Trainer:
             metrics |= self._accuracy(step)
         return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap(), done.skipped
 
-    def _accuracy(self, step: int, progress: Progress | None = None) -> dict[str, float]:
+    def _accuracy(self, step: int, progress: Progress | None = None, swap: bool = True) -> dict[str, float]:
         run, rollout = self.config.run, self.config.rollout
         if progress:  # there is no bar yet that moves
             progress.console.print(f"evaluating the {len(self.heldout)} held-out prompts", highlight=False)
@@ -503,7 +501,7 @@ class Trainer:
                     sampler.sync(self.policy)
                 accuracy, rows, loss = heldout_accuracy(
                     self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, sampler,
-                    swap=step in {0, run.steps},
+                    swap=swap,
                 )  # fmt: skip
             if other:
                 sampler.sync(self.policy)

@@ -16,7 +16,7 @@ P, G = 6, 3
 class Varied:
     """Rewards that differ, as the length of a completion does."""
 
-    name, default_rewards = "varied", ("task",)
+    name, about, default_rewards = "varied", "", ("task",)
 
     def __init__(self):
         self.task = make_task("path", 0)
