@@ -1,4 +1,4 @@
-"""Real runs whose answers are a word, and runs that cheat: which have the alarm of one answer, and which are "solved"?
+"""Real runs whose answers are a word, and runs that cheat: which have an alarm of it, and which are "solved"?
 
     python -m lab.alarms.words [--folder runs/words] [--seeds 3]
 
@@ -26,7 +26,7 @@ from oblrpo.settings import settings_in
 
 WORDS = Path("docs/results/alarms_words.csv")
 NUMBERS, STEPS = range(100, 999), 60
-FOUND = ("one answer pays", "one answer")
+FOUND = ("prompt not read", "one answer pays", "one answer")
 
 Rows = list[dict[str, str]]
 Texts = Sequence[str]
@@ -139,7 +139,7 @@ def make(output: Path, kind: Kind, seed: int) -> None:
 
 
 def judged(name: str, folder: Path, seed: int) -> dict[str, object]:
-    """What is said of a run at its end, and of one answer at any time."""
+    """What is said of a run at its end, and of a prompt that is not read at any time."""
     diagnosis, run = diagnose(folder), RunFolder(folder)
     watch, rows = Watch(facts_of(settings_in(run.config_file))), run.read_metrics()
     told = [finding.name for row in rows for finding in watch.observe(row) if finding.name in FOUND]
@@ -171,10 +171,11 @@ def table() -> str:
         shares = (f"{counts(of, key)} ({interval(counts(of, key), len(of))})" for key in ("told", "one answer"))
         told, ended = shares
         lines += [
-            f"Of {len(of)} runs {words}, {told} had the alarm of one answer at some time, {ended} at the end, and "
+            f"Of {len(of)} runs {words}, {told} had an alarm of one answer or an unread prompt at some "
+            f"time, {ended} at the end, and "
             f'{counts(of, "solved")} were called "solved":',
             "",
-            "| task | runs | held out, at the end | one answer, at some time | at the end | solved | other alarms |",
+            "| task | runs | held out, at the end | alarm, at some time | at the end | solved | other alarms |",
             "|---|---|---|---|---|---|---|",
         ]
         for name in dict.fromkeys(row["task"] for row in of):
