@@ -48,7 +48,8 @@ def test_products_that_are_not_computed_have_their_shapes_and_take_their_memory(
             peaks.append(peak_bytes(function, "cpu"))
         layer.zero_grad(set_to_none=True)
     assert found[0] == found[1]
-    assert peaks[0] == peaks[1]
+    # Autograd hands a gradient over or copies it, by who else holds it at that moment.
+    assert abs(peaks[0] - peaks[1]) <= input_STC.nbytes < layer.weight.nbytes
 
 
 def test_the_last_allocation_may_be_the_peak():
