@@ -381,5 +381,5 @@ def test_weights_that_are_no_numbers_are_named_before_any_training(tmp_path):
     policy = tiny_policy()
     with torch.no_grad():
         policy.model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.inf
-    with pytest.raises(InputError, match=r"NaN or infinities in model\.layers\.1\.mlp\.up_proj\.weight, before any"):
+    with pytest.raises(InputError, match=r"NaN or infinities in model\.layers\.1\.mlp\.up_proj\.weight before any"):
         ours(tmp_path, policy)
