@@ -64,10 +64,10 @@ def save_model(model: Any, folder: Path, end_tokens: list[int]) -> None:
 def check_saved(policy: Any, config: PolicyConfig, given: bool, place: Path, write: bool = True) -> None:
     """Save a policy into a folder in `place`, load it and compare: weights, and log-probabilities of two short rows.
 
-    Adapters are loaded onto the model that they name, as evaluation and export do it, which compares that model, too:
-    beyond `AFFORDABLE` bytes (on a GPU, half of its free memory) only one that the program has `given`, and by its
-    weights. Of whole models beyond that, and of all where not to `write` any, names and shapes are compared, with those
-    that the saved config makes.
+    Adapters are read again alone, onto a model that was loaded by name. One that the program has `given` is compared,
+    too, with the model that they name, as evaluation and export load it; beyond `AFFORDABLE` bytes (on a GPU, half of
+    its free memory) by its weights alone. Of whole models beyond that, and of all where not to `write` any, names and
+    shapes are compared, with those that the saved config makes.
     InputError: what differs, and the cure.
     """
     inner = without_adapters(policy.model)
@@ -127,8 +127,8 @@ def _differences(policy: Any, config: PolicyConfig, given: bool, folder: str, wr
         load_adapter_weights(policy.model, Path(folder))
         if lost := [name for name, (now, before) in trained.items() if not torch.equal(now, before)]:
             return f"{lost[0]} {LOST}"
-    if not (small or given):
-        return ""
+    if not given and (policy.model is not inner or not small):
+        return ""  # what lies beneath adapters is read from where it came from
     again = load_policy(folder, replace(config, device=str(policy.device) if small else "cpu"), train=False)
     if (differs := _other_weights(own, _weights(again.model))) or not small:
         return differs
