@@ -217,3 +217,12 @@ def test_a_tied_head_may_be_registered_first(tmp_path):
     policy = adopt_policy(First(config), byte_tokenizer(), OBJECT)
     check_saved(policy, OBJECT, given=True, place=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_was_loaded_by_name_is_not_loaded_again_beneath_its_adapters(base, tmp_path, monkeypatch):
+    policy = make_policy(config := PolicyConfig(model=str(base), device="cpu", lora={"r": 2}))
+    loaded = []
+    monkeypatch.setattr("oblrpo.policy.load.load_policy", lambda *_, **__: loaded.append(1) or policy)
+    for given in (False, True):
+        check_saved(policy, config, given, tmp_path)
+        assert len(loaded) == given  # a second copy would be the most memory that such a run ever has
