@@ -1,6 +1,6 @@
 """The trainer at the sizes of Qwen3: whole runs on published shapes with random weights, a part at a time.
 
-    python -m lab.benchmarks.sizes [MODEL ...] [--folders models/shapes] [--csv docs/results/sizes.csv] [--small]
+    python -m lab.benchmarks.sizes [MODEL ...] [--tokens 64 512] [--folders models/shapes] [--csv FILE] [--small]
     python -m lab.benchmarks.sizes --report
 
 A folder in bfloat16 and shards, as a user would download it, is written for each shape, and every part is a process of
@@ -62,7 +62,7 @@ TRAINED: dict[str, tuple[str, ...]] = {
 }
 ALL_FIT = {"Qwen3-0.6B"}
 """The shapes of which all parameters can be trained in 24 GB."""
-SHORT, LONG, PROMPT = 64, 512, 64
+PROMPT = 64
 CLI = ("-c", "from oblrpo.cli import main; main()")
 COLUMNS = ("model", "trained", "part", "seconds", "peak_gb", "foretold_gb", "note")
 GB = 1e9
@@ -172,7 +172,7 @@ def process(words: list[str], log: Path) -> tuple[str, float, float]:
     return said, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / GB
 
 
-def whole_run(table: Table, name: str, trained: str, folder: Path, place: Path) -> None:
+def whole_run(table: Table, name: str, trained: str, folder: Path, place: Path, short: int, long: int) -> None:
     """The run as a user starts it: foretold, trained, resumed and exported."""
     data, rewards, run = place / "rows.jsonl", place / "odd.py", place / "run"
     data.write_text("".join(json.dumps({"prompt": f"{n:0{PROMPT}d}", "answer": ""}) + "\n" for n in range(16)))
@@ -180,12 +180,12 @@ def whole_run(table: Table, name: str, trained: str, folder: Path, place: Path) 
     given = [
         *(*CLI, "train", "--model", str(folder), "--data", str(data), "--rewards", f"{rewards}:odd"),
         *(*TRAINED[trained], "--prompts-per-step", "2", "--num-generations", "2", "--gradient-checkpointing"),
-        *("--max-completion-length", str(SHORT), "--eval-prompts", "2", "--eval-samples", "1", "--output", str(run)),
-        *("--tokens-per-micro-batch", str(2 * (PROMPT + LONG)), "--steps", "2", "--no-chat", "--ledger-steps", "0"),
+        *("--max-completion-length", str(short), "--eval-prompts", "2", "--eval-samples", "1", "--output", str(run)),
+        *("--tokens-per-micro-batch", str(2 * (PROMPT + long)), "--steps", "2", "--no-chat", "--ledger-steps", "0"),
     ]
     parts: dict[str, list[str]] = {
         "dry run": [*given, "--dry-run"],
-        "two steps": given,
+        f"two steps of {short} tokens": given,
         "resumed for a third": [*CLI, "train", "--resume", "--output", str(run), "--steps", "3"],
         "export": [*CLI, "export", str(run), "--output", str(place / "export")],
     }
@@ -210,7 +210,7 @@ def whole_run(table: Table, name: str, trained: str, folder: Path, place: Path) 
         shutil.rmtree(place / made, ignore_errors=True)
 
 
-def inside(name: str, trained: str, folder: Path, csv_file: Path) -> None:
+def inside(name: str, trained: str, folder: Path, csv_file: Path, short: int, long: int) -> None:
     """In a process of its own: steps with and without a look on the same completions, and norms against autograd."""
     from oblrpo.memory import give_back
     from oblrpo.objects import split_objects
@@ -223,8 +223,8 @@ def inside(name: str, trained: str, folder: Path, csv_file: Path) -> None:
     table, rows = Table(csv_file), [{"prompt": f"{n:0{PROMPT}d}"} for n in range(16)]
     given, objects = split_objects(str(folder), None, rows, rewards=_odd)
     fixed = {
-        "prompts_per_step": 2, "num_generations": 2, "max_completion_length": LONG, "eval_prompts": 2,
-        "gradient_checkpointing": True, "tokens_per_micro_batch": 2 * (PROMPT + LONG), "ledger_steps": 0, "chat": False,
+        "prompts_per_step": 2, "num_generations": 2, "max_completion_length": long, "eval_prompts": 2,
+        "gradient_checkpointing": True, "tokens_per_micro_batch": 2 * (PROMPT + long), "ledger_steps": 0, "chat": False,
     }  # fmt: skip
     trainer = Trainer(with_settings(TrainConfig(), given | fixed | words, "sizes"), objects=objects)
     learner, problems = trainer.learner, trainer.task.train_batch(1, 2)
@@ -240,7 +240,7 @@ def inside(name: str, trained: str, folder: Path, csv_file: Path) -> None:
         table.add(name, trained, kind, seconds=seconds, peak_gb=peak, note=note or str(result))
         return result
 
-    for tokens in (SHORT, LONG):
+    for tokens in (short, long):
         if table.has(name, trained, f"{tokens} tokens, a step without a look"):
             continue
         learner.rollout = replace(learner.rollout, max_completion_length=tokens)
@@ -287,6 +287,7 @@ def report(table: Table) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=list(SHAPES), help="shapes, in their order")
+    parser.add_argument("--tokens", type=int, nargs=2, default=(64, 512), help="of short completions, and of long ones")
     parser.add_argument("--folders", type=Path, default=Path("models/shapes"))
     parser.add_argument("--csv", type=Path, default=Path("docs/results/sizes.csv"))
     parser.add_argument("--small", action="store_true", help="all of it at tiny sizes, for a try")
@@ -296,7 +297,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.inside:
         name, trained, folder = arguments.inside
-        inside(name, trained, Path(folder), arguments.csv)
+        inside(name, trained, Path(folder), arguments.csv, *arguments.tokens)
         return
     table = Table(arguments.csv)
     if arguments.report:
@@ -309,9 +310,9 @@ def main() -> None:
         for trained in () if arguments.only_folders else [*TRAINED][: 1 + (name in ALL_FIT)]:
             place = arguments.folders / f"run-{folder.name}-{len(trained)}"
             place.mkdir(exist_ok=True)
-            whole_run(table, name, trained, folder, place)
-            words = ["-m", "lab.benchmarks.sizes", "--csv", str(arguments.csv), "--inside", name, trained, str(folder)]
-            said, _, _ = process(words, place / "inside.log")
+            whole_run(table, name, trained, folder, place, *arguments.tokens)
+            words = ["--csv", arguments.csv, "--tokens", *arguments.tokens, "--inside", name, trained, folder]
+            said, _, _ = process(["-m", "lab.benchmarks.sizes", *map(str, words)], place / "inside.log")
             print(said, end="")
             table = Table(arguments.csv)
 
