@@ -202,7 +202,7 @@ def test_what_cannot_be_sampled_at_all_is_refused_before_the_run(samples, count,
     learner, config = learner_of()
     kept = peak_memory(learner.policy, config, PROMPT)
     room = sampling_memory(learner.policy).of(1, G, PROMPT, LONGEST) + kept.optimizer + kept.update
-    said = rf"a prompt's {count} completions \({name}\) of up to 44 tokens take .* are free: lower {name} or max_comp"
+    said = rf"a prompt's {count} completions \({name}\) of up to 44 tokens take .* are free for it: lower {name} or max_comp"
     with pytest.raises(InputError, match=said):
         fitted(monkeypatch, room - (samples == 4), config, learner.policy, eval_samples=samples)
 

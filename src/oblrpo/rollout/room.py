@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from oblrpo.errors import InputError
 from oblrpo.memory import WithoutProducts, peak_bytes
 from oblrpo.policy import Policy
 from oblrpo.rollout.decode import Draw
@@ -62,6 +64,31 @@ def _trial(policy: Policy, prompts: int, copies: int, length: int) -> int:
     return peak_bytes(sample, policy.device)
 
 
-def even_blocks(count: int, most: int) -> int:
-    """The size of the blocks of equal size, up to rounding, in which so many go by at most so many at a time."""
-    return -(-count // -(-count // most))
+def rows_at_once(
+    sampling: SamplingMemory, room: float, prompts: int, asked: Mapping[str, int], prompt: int, longest: int,
+    instead: str = "",
+) -> int:  # fmt: skip
+    """The rows that are sampled at once: those of all prompts, or of blocks of equal size, whose peak fits the room.
+
+    Args:
+        sampling: what they take.
+        room: bytes.
+        prompts: the prompts that are asked for together.
+        asked: how many outputs a prompt has, by the setting that says so; the first with all prompts.
+        prompt: the tokens of the longest prompt.
+        longest: those of the longest output.
+        instead: what else would help where there is no room for one prompt, in words.
+
+    Raises:
+        InputError: not even one prompt's outputs fit.
+    """
+    for name, count in asked.items():
+        if (needed := sampling.of(1, count, prompt, longest)) > room:
+            raise InputError(
+                f"a prompt's {count} completions ({name}) of up to {longest:,} tokens take {needed / 1e9:.2g} GB while "
+                f"they are sampled, and {max(0, room) / 1e9:.2g} GB are free for it: lower {name} or "
+                f"max_completion_length{instead}; or set max_num_seqs to {count}, if hardly any gets that long."
+            )
+    group, most = next(iter(asked.values())), max(asked.values())
+    fits = max(1, min(prompts, sampling.groups(USED_SHARE * room, group, prompt, longest)))
+    return max(-(-prompts // -(-prompts // fits)) * group, most)

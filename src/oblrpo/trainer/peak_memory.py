@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from oblrpo.algorithms import resolve
-from oblrpo.errors import InputError
 from oblrpo.estimators.baselines import SAMPLING, TRAINING
 from oblrpo.memory import WithoutProducts, free_bytes, machine_bytes, peak_bytes
 from oblrpo.policy import Policy, Sequences
-from oblrpo.rollout.room import USED_SHARE, SamplingMemory, even_blocks, sampling_memory
+from oblrpo.rollout.room import SamplingMemory, rows_at_once, sampling_memory
 from oblrpo.settings import OptimConfig, TrainConfig
 from oblrpo.step.look import FIRST_PROMPTS, LOOK, WORK_SHARE, look_steps
 from oblrpo.tables.algorithms import SCHEDULES
@@ -159,7 +158,9 @@ def fit(
     peak = peak_memory(policy, config, prompt_length, sampling=sampling)
     if sampling is not None:
         ahead = peak.kept - peak.weights + peak.update
-        rows = _rows_at_once(sampling, config, prompt_length, room - ahead)
+        asked = {"num_generations": rollout.num_generations, "eval_samples": config.run.eval_samples}
+        sizes, instead = (prompt_length, rollout.max_completion_length), ", or train fewer weights (lora)"
+        rows = rows_at_once(sampling, room - ahead, rollout.prompts_per_step, asked, *sizes, instead)
         rollout = replace(rollout, max_num_seqs=rows)
     if bound and peak.training - peak.weights > USABLE_SHARE * room:
         rollout = replace(rollout, tokens_per_micro_batch=peak.micro_batch(USABLE_SHARE * room + peak.weights))
@@ -167,21 +168,6 @@ def fit(
         config = replace(config, rollout=rollout)
         peak = peak_memory(policy, config, prompt_length, sampling=sampling)
     return config, peak
-
-
-def _rows_at_once(sampling: SamplingMemory, config: TrainConfig, prompt_length: int, room: float) -> int:
-    """The completions that are sampled at once: all that a run asks for, or blocks of equal size that fit the room."""
-    rollout = config.rollout
-    P, G, longest = rollout.prompts_per_step, rollout.num_generations, rollout.max_completion_length
-    for count, name in ((G, "num_generations"), (config.run.eval_samples, "eval_samples")):
-        if (needed := sampling.of(1, count, prompt_length, longest)) > room:
-            raise InputError(
-                f"a prompt's {count} completions ({name}) of up to {longest:,} tokens take {needed / GB:.2g} GB while "
-                f"they are sampled, and beside what the run holds {max(0, room) / GB:.2g} GB are free: lower {name} or "
-                "max_completion_length, or train fewer weights (lora)."
-            )
-    groups = max(1, sampling.groups(USED_SHARE * room, G, prompt_length, longest))
-    return most_rows(config) if groups >= P else max(even_blocks(P, groups) * G, config.run.eval_samples)
 
 
 def remedy(policy: Policy, config: TrainConfig, prompt_length: int, peak: PeakMemory) -> str:
