@@ -27,7 +27,6 @@ from oblrpo.trainer.peak_memory import GB, peak_memory
 from oblrpo.trainer.setup import make_learner
 
 
-
 def peak_of(function) -> tuple[object, float]:
     """The result of a function, and the most memory that the process had while it ran, in GB."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -58,7 +57,9 @@ def measure(arguments: argparse.Namespace) -> None:
     with patch.object(Policy, "encode", lambda *_, **__: rows_PQ[: len(_[1])]), patch.object(Policy, "end_tokens", []):
         for step in (1, 2):
             how = (arguments.generations, arguments.completion, 1.0)
-            rollouts, peaks["sampling"] = peak_of(lambda how=how: learner.sampler.sample([""] * arguments.prompts, *how))
+            rollouts, peaks["sampling"] = peak_of(
+                lambda how=how: learner.sampler.sample([""] * arguments.prompts, *how)
+            )
             rewards_PG = torch.rand(arguments.prompts, arguments.generations)
             samples = Samples(rollouts, rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool))
             _, peaks["training"] = peak_of(lambda step=step, samples=samples: learner.learn(samples, step))

@@ -1,5 +1,7 @@
 """Keys and values are kept in the type that attention computes in, which changes no draw and no log-probability."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
@@ -17,7 +19,7 @@ G, LONGEST = 3, 6
 class Seen(ShortCache):
     """Notes the types that it keeps."""
 
-    kinds = set()
+    kinds: ClassVar = set()
 
     def update(self, *given, **further):
         kept = super().update(*given, **further)

@@ -76,7 +76,8 @@ def run(argv: list[str]) -> None:
         torch.set_num_threads(1)  # a few rows of no product: others would wait
         case = (trainer.policy, trainer.config, trainer.longest_prompt)
         peak = replace(trainer.peak, libraries=libraries) if trainer.peak else peak_memory(*case, libraries)
-        print(f"memory     {peak}{remedy(*case, peak)}\n\n{seen(yaml_text(flatten(trainer.config)))}", end="", flush=True)
+        print(f"memory     {peak}{remedy(*case, peak)}\n", flush=True)
+        print(seen(yaml_text(flatten(trainer.config))), end="", flush=True)
         trainer.try_policy(write=False)
         return
     console = Console(soft_wrap=True, markup=False, emoji=False)

@@ -13,7 +13,7 @@ from oblrpo.policy import Policy
 from oblrpo.rollout.decode import Draw
 from oblrpo.rollout.transformers import draw_tokens
 
-ROWS, TOKENS = (4, 8), (24, 48)  # of the trials; what a row and a token take is the slope between them
+ROWS, TOKENS = (16, 32), (24, 48)  # of the trials; so many rows take more than reading their one prompt does
 USED_SHARE = 0.85
 """The part of free memory that sampling may take: rows grow piece by piece, and pieces do not quite fit each other."""
 

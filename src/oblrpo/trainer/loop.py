@@ -41,7 +41,7 @@ from oblrpo.trackers import Reporter
 from oblrpo.trainer.check import check
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
-from oblrpo.trainer.peak_memory import fit
+from oblrpo.trainer.peak_memory import fit, remedy
 from oblrpo.trainer.setup import adjust, make_learner, policy_of, row_batches, set_threads
 from oblrpo.trainer.task import Prompts, drop_long_prompts, rows_to_keep, sources_of, task_of
 
@@ -361,6 +361,8 @@ class Trainer:
         for row in rows:
             self.monitors.observe(row)
         known = next(reversed(self.accuracy.items()), None)
+        if self.peak and (more := remedy(self.policy, self.config, self.longest_prompt, self.peak)):
+            self.notes.append(f"memory: {self.peak}{more}.")
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done, known)
         for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *self.notes, *lost):
             progress.warn(note)

@@ -83,7 +83,9 @@ class PeakMemory:
             "weights": self.weights, "optimizer": self.optimizer, "reference of the KL penalty": self.reference,
             "Python and libraries": self.libraries,
         }  # fmt: skip
-        shown = ", ".join(f"{value / GB:.2f} {name}" for name, value in (kept | phases[phase]).items() if value >= LEAST)
+        shown = ", ".join(
+            f"{value / GB:.2f} {name}" for name, value in (kept | phases[phase]).items() if value >= LEAST
+        )
         others = ", ".join(
             f"{(self.kept + sum(parts.values())) / GB:.1f} in {name}" for name, parts in phases.items() if name != phase
         )
@@ -150,7 +152,8 @@ def fit(
         InputError: not even one prompt's completions can be sampled.
     """
     rollout = config.rollout
-    bound = {"tokens_per_micro_batch"} & {*free} and not (rollout.tokens_per_micro_batch or rollout.prompts_per_micro_batch)
+    bounded = rollout.tokens_per_micro_batch or rollout.prompts_per_micro_batch
+    bound = "tokens_per_micro_batch" in free and not bounded
     sample = rollout.sampler == "transformers" and not rollout.max_num_seqs
     if not (bound or sample):
         return config, None
@@ -206,7 +209,8 @@ def _activations(policy: Policy, config: TrainConfig, prompt_length: int) -> tup
     """The bytes that a micro-batch's backward holds, the heap's overhead as a part of them, and its tokens."""
     rollout, scores = config.rollout, config.scores
     rows, width = rollout.num_generations, prompt_length + rollout.max_completion_length
-    budget, P = rollout.tokens_per_micro_batch // (rows * width) or rollout.prompts_per_step, rollout.prompts_per_step
+    P, budget = rollout.prompts_per_step, max(1, rollout.tokens_per_micro_batch // (rows * width))
+    budget = budget if rollout.tokens_per_micro_batch else P
     # Gradients are of one half of the prompts at a time, looks of all, or of as many as the work between them pays for.
     every = look_steps(scores.look_steps, resolve(config.algorithm, config.optim).schedule)
     paid = math.ceil(P * every * WORK_SHARE * (SAMPLING + TRAINING) / LOOK)
