@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,7 +25,16 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str) -> in
     allocates behind torch's back (packing buffers of a matrix product) is not in it. On the CPU, freeing memory that
     was live before counts only if an earlier call of this function saw it allocated; drop it before, not within.
     """
-    gc.collect()  # cycles left by earlier work would otherwise be freed within
+    collects = gc.isenabled()
+    gc.disable()  # cycles left by earlier work would otherwise be freed within
+    try:
+        return _peak_bytes(function, device)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _peak_bytes(function: Callable[[], object], device: torch.device | str) -> int:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -70,7 +80,44 @@ def machine_bytes(device: torch.device | str) -> int:
     """Return the memory that the machine, or the GPU, has."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return int(psutil.virtual_memory().total)
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _container_limits())])
+
+
+def free_bytes(device: torch.device | str) -> int:
+    """Return the memory that this process may still take, with what its GPU's allocator holds and does not use."""
+    if torch.device(device).type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    give_back()
+    free = [limit - used for limit, used in _container_limits()]
+    return max(0, min([int(psutil.virtual_memory().available), *free]))
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+LIMITS = {"": ("memory.max", "memory.current", "inactive_file"),
+          "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}  # fmt: skip
+"""The files of Linux's control groups, of version 2 and 1: the limit, what is used, and what of that is a file's."""
+
+
+def _container_limits(own: Path = Path("/proc/self/cgroup")) -> list[tuple[int, int]]:
+    """The bytes that a container, or a job of a cluster, may take, and those that it has taken; none without either.
+
+    The system's own figures are those of the whole machine, and who takes more than the limit is killed.
+    """
+    found = []
+    with suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            for kind in {"memory", ""} & {*kinds.split(",")}:
+                root, (limit, used, files) = CGROUPS / kind, LIMITS[kind]
+                inner = root / path.lstrip("/")  # a container sees its own group as the root
+                for folder in {root, *(each for each in (inner, *inner.parents) if root in each.parents)}:
+                    with suppress(OSError, ValueError):
+                        text = (folder / "memory.stat").read_text().split()
+                        spare = int(dict(zip(text[::2], text[1::2], strict=True)).get(files, 0))
+                        taken = int((folder / used).read_text()) - spare
+                        found.append((int((folder / limit).read_text()), taken))  # `max` where there is no limit
+    return found
 
 
 def keep_freed(keep: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Runs with missing rewards and with another sampler, from the command line."""
 
 import json
+import shutil
 from dataclasses import replace
 from importlib import metadata
 
@@ -8,7 +9,9 @@ import pytest
 
 from oblrpo import rollout
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import TransformersSampler
+from oblrpo.rollout import TransformersSampler, room
+from oblrpo.rollout import transformers as sampled
+from oblrpo.trainer import peak_memory
 from tests.cli.conftest import complained, metrics_of
 
 pytestmark = pytest.mark.usefixtures("dense_reward")
@@ -92,3 +95,35 @@ def test_the_default_sampler_is_the_policy_itself(tiny_policy):
     sampler = rollout.make_sampler(tiny_policy, RolloutConfig())
     assert sampler.policy is tiny_policy
     assert sampler.sample(["a"], 2, 3, 1.0).sampler_logps_SC is None
+
+
+def test_a_run_samples_as_many_at_once_as_fit_and_resumes_with_as_many(small_run, oblrpo, tmp_path, monkeypatch):
+    """4 prompts x 3: 2 prompts at a time where no more fit; the last step is repeated where all would."""
+    calls, plain, once = [], sampled.sample, room.rows_at_once
+
+    def two_prompts(memory, free, prompts, asked, *sizes):
+        needed = memory.of(2, next(iter(asked.values())), *sizes[:2]) * 1.001 / room.USED_SHARE
+        return once(memory, needed, prompts, asked, *sizes)
+
+    def counted(policy, prompts, group, *how):
+        calls.append(len(prompts) * group)
+        return plain(policy, prompts, group, *how)
+
+    monkeypatch.setattr(sampled, "sample", counted)
+    monkeypatch.setattr(peak_memory, "rows_at_once", two_prompts)
+    code, out, _ = small_run()
+    assert code == 0
+    assert "4 prompts x 3 completions = 12 completions of at most 6 tokens, sampled 6 at a time" in out
+    assert max(calls) == 6
+    assert "max_num_seqs: 6" in (tmp_path / "run" / "config.yaml").read_text()
+    drawn = [(tmp_path / "run" / "completions" / f"step_{step}.jsonl").read_text() for step in range(1, 4)]
+    monkeypatch.setattr(peak_memory, "rows_at_once", once)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_4")
+    calls.clear()
+    assert oblrpo("train", "--resume", "--output", tmp_path / "run")[0] == 0
+    assert max(calls) == 6
+    again = [(tmp_path / "run" / "completions" / f"step_{step}.jsonl").read_text() for step in range(1, 4)]
+    assert again == drawn
+    code, *_ = oblrpo("train", tmp_path / "run" / "config.yaml", "--output", tmp_path / "all", "--max-num-seqs", 0)
+    assert code == 0
+    assert (tmp_path / "all" / "completions" / "step_1.jsonl").read_text() != drawn[0]

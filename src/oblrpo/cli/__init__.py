@@ -81,7 +81,7 @@ def _out_of_memory(error: Exception) -> str:
         return ""
     what = (str(error).splitlines() or ["no memory for Python's own objects"])[0][:200]
     return (
-        f"out of memory ({what}); set tokens_per_micro_batch or prompts_per_micro_batch, or lower prompts_per_step, "
+        f"out of memory ({what}); set tokens_per_micro_batch for training or max_num_seqs for sampling, or lower "
         "max_completion_length or the model's size."
     )
 

@@ -63,7 +63,7 @@ def run(argv: list[str]) -> None:
         from oblrpo.report.console import Progress
         from oblrpo.report.html import seen
         from oblrpo.trainer.loop import Trainer
-        from oblrpo.trainer.peak_memory import peak_memory
+        from oblrpo.trainer.peak_memory import peak_memory, remedy
     finally:
         gc.freeze()  # nor will it be: to look again, at the end too, takes most of a second
         gc.enable()
@@ -74,8 +74,10 @@ def run(argv: list[str]) -> None:
     if command.dry_run:
         print(seen(trainer.describe()), flush=True)
         torch.set_num_threads(1)  # a few rows of no product: others would wait
-        peak = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, libraries)
-        print(f"memory     {peak}\n\n{seen(yaml_text(flatten(trainer.config)))}", end="", flush=True)
+        case = (trainer.policy, trainer.config, trainer.longest_prompt)
+        peak = replace(trainer.peak, libraries=libraries) if trainer.peak else peak_memory(*case, libraries)
+        print(f"memory     {peak}{remedy(*case, peak)}\n", flush=True)
+        print(seen(yaml_text(flatten(trainer.config))), end="", flush=True)
         trainer.try_policy(write=False)
         return
     console = Console(soft_wrap=True, markup=False, emoji=False)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from oblrpo.evaluation.evaluate import (
     evaluate,
     read_completions,
 )
+from oblrpo.memory import free_bytes
 from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
 from oblrpo.policy.model import LEAST_COMPLETION
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler, TransformersSampler, VLLMSampler
+from oblrpo.rollout.room import rows_at_once, sampling_memory
 from oblrpo.rollout.variety import answers_of
 from oblrpo.runs import locked, read_rows, write_atomically
 from oblrpo.seeds import seed_of
@@ -62,6 +65,11 @@ class SavedCompletions:
             write_atomically(self.settings_file, json.dumps(settings, indent=1))
         except OSError as error:
             raise InputError(f"cannot write to {self.file.parent}: {error.strerror}.") from None
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many are sampled at once in what is there, on which its draws depend; 0 if nothing is."""
+        return int(self.settings().get("max_num_seqs", 0)) if self.settings_file.is_file() else 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows that are there, without a last line that was not finished."""
@@ -142,8 +150,14 @@ def collect(
         longest, length = policy.room(prompts, LONGEST)
         length = sampling.fit(longest, length, LEAST_COMPLETION)
     else:
-        sampling.fit(max(policy.lengths(prompts, length)), length, least=length)
+        sampling.fit(longest := max(policy.lengths(prompts, length)), length, least=length)
     settings = settings_of(policy, problems, sampling, length)
+    if sampling.sampler == "transformers":
+        asked, most = {"samples": sampling.samples}, min(sampling.problems_per_batch, len(problems))
+        settings["max_num_seqs"] = sampling.max_num_seqs or saved.max_num_seqs
+        settings["max_num_seqs"] = settings["max_num_seqs"] or rows_at_once(
+            sampling_memory(policy), free_bytes(policy.device), most, asked, longest, length
+        )
     saved.open(settings)
     samples, size, total = sampling.samples, sampling.problems_per_batch, len(problems)
     with locked(saved.file):
@@ -154,6 +168,8 @@ def collect(
             write_atomically(saved.file, "".join(json.dumps(row) + "\n" for row in rows[: done * samples]))
         for start in range(done, total, size):
             draws_with, part = sampler(), prompts[start : start + size]
+            if isinstance(draws_with, TransformersSampler):
+                draws_with = replace(draws_with, max_num_seqs=settings["max_num_seqs"])
             with policy.seeded(seed_of(sampling.seed, start)):
                 drawn = draws_with.sample(part, samples, length, sampling.temperature, sampling.top_p)
             with saved.file.open("a", encoding="utf-8") as file:

@@ -14,5 +14,5 @@ def make_sampler(
 ) -> TransformersSampler | VLLMSampler:
     """Return the config's sampler; with `features` and `logps` it keeps these of the draws, which vLLM always does."""
     if config.sampler == "transformers":
-        return TransformersSampler(policy, logps, features)
+        return TransformersSampler(policy, logps, features, config.max_num_seqs)
     return VLLMSampler(policy, config.vllm, trust_remote_code)

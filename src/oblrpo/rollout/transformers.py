@@ -10,11 +10,12 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from oblrpo.errors import DivergedError
+from oblrpo.memory import give_back
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.saving import own_settings_aside
-from oblrpo.rollout.decode import Draw, Drawn, applies, cache_name, decode
-from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
+from oblrpo.rollout.decode import Draw, Drawn, ShortCache, applies, cache_name, decode
+from oblrpo.rollout.rollouts import Rollouts, ended, join, texts_of
 from oblrpo.scores import Features
 
 CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
@@ -31,6 +32,8 @@ class TransformersSampler:
     policy: Policy
     logps: bool = False
     features: bool = False
+    max_num_seqs: int = 0
+    """Most rows that are drawn together, in whole groups, one at least; 0: all. Other blocks are other draws."""
 
     def sample(
         self,
@@ -40,10 +43,14 @@ class TransformersSampler:
         temperature: float,
         top_p: float = 1.0,
     ) -> Rollouts:
-        """Return completions as the function `sample` does."""
-        return sample(
-            self.policy, prompts, num_generations, max_completion_length, temperature, top_p, self.logps, self.features
-        )
+        """Return completions as the function `sample` does, one block of prompts after another."""
+        size = max(1, self.max_num_seqs // num_generations) if self.max_num_seqs else len(prompts)
+        how = (num_generations, max_completion_length, temperature, top_p, self.logps, self.features)
+        blocks = list[Rollouts]()
+        for at in range(0, len(prompts), size):
+            blocks.append(sample(self.policy, prompts[at : at + size], *how))
+            give_back(self.policy.bytes)  # keys and values, whose room would lie between what training keeps
+        return join(blocks)
 
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
@@ -69,14 +76,8 @@ def sample(
     distribution. `logps` and `features` are kept where they are wanted.
     """
     prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
-    draw, drawn = Draw(temperature, top_p, features), None
-    if applies(policy.model):
-        ends, pad = policy.end_tokens, policy.pad_token
-        with policy.arithmetic():
-            drawn = decode(policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, ends, pad, draw)
-    if drawn is None:
-        record = Record(draw) if temperature and (logps or features) else None
-        drawn = _by_generate(policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, draw, record)
+    draw = Draw(temperature, top_p, features)
+    drawn = draw_tokens(policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, draw, logps)
     completion_SC, token_logps_SC, entropy_SC, logit_norm2_SC = drawn
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
@@ -91,6 +92,23 @@ def sample(
         token_logps_SC if logps else None,
         of_draws,
     )
+
+
+def draw_tokens(
+    policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, draw: Draw, logps: bool = False
+) -> Drawn:
+    """Return G completions of every prompt with the figures of their draws by token, (S, C) each.
+
+    The loop gives figures always, `generate` where they are asked for.
+    """
+    if applies(policy.model):
+        ends, pad = policy.end_tokens, policy.pad_token
+        with policy.arithmetic():
+            drawn = decode(policy.model, prompt_PQ, mask_PQ, copies, longest, ends, pad, draw)
+        if drawn is not None:
+            return drawn
+    record = Record(draw) if draw.temperature and (logps or draw.features) else None
+    return _by_generate(policy, prompt_PQ, mask_PQ, copies, longest, draw, record)
 
 
 def _by_generate(
@@ -111,8 +129,11 @@ def _by_generate(
     )
     further: dict[str, Any] = {} if record is None else {"logits_processor": LogitsProcessorList([record])}
     with own_settings_aside(policy.model), policy.arithmetic():
-        if num_generations > 1:
-            further[CACHE] = _read_once(policy.model, prompt_PQ, mask_PQ, num_generations, settings.pad_token_id)
+        cache, pad = _short_cache(policy), settings.pad_token_id
+        if num_generations > 1 and (read := _read_once(policy.model, prompt_PQ, mask_PQ, num_generations, pad, cache)):
+            further[CACHE] = read
+        elif cache is not None:
+            further[CACHE] = _short_cache(policy)
         try:
             ids_ST = policy.model.generate(
                 input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings, **further
@@ -127,25 +148,40 @@ def _by_generate(
     return record.drawn(completion_SC)
 
 
-def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:
-    """Return what a model keeps of every prompt but its last token, read once and repeated for its G outputs.
-
-    Keys and values, of a window or of all tokens, and states. Where some prompt has one token, and where a model keeps
-    anything in its own way, this is None, and `generate` reads the prompts itself.
-    """
+def _takes_cache(model: Any) -> bool:
+    """Return whether a model reads on from keys and values that it is given."""
     inner = without_adapters(model)
     own, common = (
         getattr(each, "_prepare_position_ids_for_generation", None) for each in (type(inner), GenerationMixin)
     )
-    takes = CACHE in inspect.signature(inner.forward).parameters and own is common  # others note the prompts' positions
-    if not takes or not mask_PQ[:, :-1].any(1).all():
+    return CACHE in inspect.signature(inner.forward).parameters and own is common  # others note the prompts' positions
+
+
+def _short_cache(policy: Policy) -> ShortCache | None:
+    """Return a cache for `generate` where its own would be in a wider type; None: its own is as good."""
+    inner = without_adapters(policy.model)
+    fits = _takes_cache(inner) and not inner.config.is_encoder_decoder and inner._supports_default_dynamic_cache()
+    return ShortCache(config=inner.config.get_text_config(decoder=True)) if policy.bf16 and fits else None
+
+
+def _read_once(
+    model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int, into: ShortCache | None = None
+) -> DynamicCache | None:
+    """Return what a model keeps of every prompt but its last token, read once and repeated for its G outputs.
+
+    Keys and values, of a window or of all tokens, and states; they are read `into` a cache that is given. Where some
+    prompt has one token, and where a model keeps anything in its own way, this is None, and `generate` reads the
+    prompts itself.
+    """
+    if not _takes_cache(model) or not mask_PQ[:, :-1].any(1).all():
         return None
     settings = GenerationConfig(
         max_new_tokens=1, eos_token_id=None, pad_token_id=pad, return_dict_in_generate=True
     )  # it knows best what the model wants beside the tokens; the token it adds is thrown away
     but_last = {"input_ids": prompt_PQ[:, :-1], "attention_mask": mask_PQ[:, :-1]}
-    cache = getattr(model.generate(**but_last, generation_config=settings), CACHE)
-    if type(cache) is not DynamicCache or not all(map(_is_kept, cache.layers)):
+    given = {} if into is None else {CACHE: into}
+    cache = getattr(model.generate(**but_last, generation_config=settings, **given), CACHE)
+    if type(cache) not in {DynamicCache, ShortCache} or not all(map(_is_kept, cache.layers)):
         return None
     if all(getattr(layer, "keys", None) is None for layer in cache.layers):
         return None  # states count no tokens, and `generate` would read all of them again

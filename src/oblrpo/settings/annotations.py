@@ -137,3 +137,4 @@ NO_PROJECTS = NoEffect(
 )
 ONE_UPDATE = NoEffect("every batch gets one update (num_iterations)", lambda c: c.algorithm.num_iterations == 1)
 NO_VLLM = NoEffect("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
+OWN_SCHEDULER = NoEffect("vLLM decides itself how many it samples at once", lambda c: c.rollout.sampler == "vllm")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import NO_VLLM, Range, check_ranges, refuse_named
+from oblrpo.settings.annotations import NO_VLLM, OWN_SCHEDULER, Range, check_ranges, refuse_named
 from oblrpo.settings.reading import flatten
 from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig, SamplerConfig
 from oblrpo.settings.train import PolicyConfig, TrainConfig
@@ -56,7 +56,7 @@ def as_in_run(config: TrainConfig, benchmark: bool = False) -> tuple[SamplingCon
     """Return the settings by which a run measures its accuracy; for a `benchmark` those of the chat template alone."""
     flat = flatten(config)
     flat["samples"] = flat["eval_samples"]
-    own = {"seed", "device", "trust_remote_code", "output", "where"}  # `where` is of its training
+    own = {"seed", "device", "trust_remote_code", "output", "max_num_seqs", "where"}  # `where` is of its training
     of_template = {"chat", "system_prompt", "chat_template_args"}
     taken = {key: value for key, value in flat.items() if (key in of_template if benchmark else key not in own)}
     return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))
@@ -73,6 +73,9 @@ def check_sampling(
     sampling.check_temperature(sampling.temperature)
     if sampling.vllm_args and sampling.sampler != "vllm":
         refuse_named({"vllm_args": "vllm_args"}, {NO_VLLM.why: ["vllm_args"]})
+    if sampling.max_num_seqs and sampling.sampler == "vllm":
+        refuse_named({"max_num_seqs": "max_num_seqs"}, {OWN_SCHEDULER.why: ["max_num_seqs"]})
+    sampling.check_at_once(sampling.samples, "samples")
     if wrong := [k for k in ks if k < 1 or (drawn and k > sampling.samples)]:
         raise InputError(f"k is {wrong[0]}; it must be at least 1 and at most samples, {sampling.samples}.")
     return sampling

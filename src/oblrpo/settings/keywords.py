@@ -27,6 +27,7 @@ class SharedKeywords(TypedDict, total=False):
     prompt_template: str
     sampler: Literal["transformers", "vllm"]
     vllm_args: dict[str, Any]
+    max_num_seqs: int
     temperature: float
 
 

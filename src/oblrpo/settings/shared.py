@@ -16,6 +16,7 @@ from oblrpo.settings.annotations import (
     GENERATED_PROMPT,
     MAY_CHANGE,
     NO_VLLM,
+    OWN_SCHEDULER,
     Holds,
     Mapping,
     Range,
@@ -59,6 +60,9 @@ class SamplerConfig:
     vllm_args: Annotated[Mapping, Holds(VLLM), NO_VLLM] = field(default_factory=dict)
     """Settings of the vLLM engine, such as '{gpu_memory_utilization: 0.3, max_model_len: 4096, dtype:
     bfloat16}'."""
+    max_num_seqs: Annotated[int, Range(0), MAY_CHANGE, ADJUSTABLE, OWN_SCHEDULER] = 0
+    """Most completions that transformers samples at once, which bounds keys and values; a prompt's stay together. Other
+    numbers give other draws. 0: as many as fit into memory."""
 
     @property
     def vllm(self) -> VLLM:
@@ -75,6 +79,14 @@ class SamplerConfig:
                 f"vllm_args.max_model_len, {most}: raise that, or lower max_completion_length."
             )
         return fits
+
+    def check_at_once(self, completions: int, name: str) -> None:
+        """Refuse a bound that a prompt's completions, which stay together, are more than."""
+        if 0 < self.max_num_seqs < completions:
+            raise InputError(
+                f"max_num_seqs is {self.max_num_seqs}, but a prompt's {completions} completions ({name}) are sampled "
+                f"together: raise it to {completions}, or lower {name}."
+            )
 
     def check_temperature(self, temperature: float) -> None:
         """Refuse a temperature that the sampler would change."""

@@ -49,6 +49,8 @@ def check(config: TrainConfig) -> None:
         )
     _ = config.rollout.clip_max  # which refuses what cannot be read
     config.rollout.check_temperature(config.rollout.temperature)
+    config.rollout.check_at_once(G, "num_generations")
+    config.rollout.check_at_once(config.run.eval_samples, "eval_samples")
     if config.rollout.dynamic_sampling and G < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
     warm = config.warm_start

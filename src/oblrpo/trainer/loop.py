@@ -41,6 +41,7 @@ from oblrpo.trackers import Reporter
 from oblrpo.trainer.check import check
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
+from oblrpo.trainer.peak_memory import fit, remedy
 from oblrpo.trainer.setup import adjust, make_learner, policy_of, row_batches, set_threads
 from oblrpo.trainer.task import Prompts, drop_long_prompts, rows_to_keep, sources_of, task_of
 
@@ -281,7 +282,8 @@ class Trainer:
         )
         self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
         set_threads(config.run.threads, self.policy)
-        self.learner = make_learner(self.policy, self.rewards, config, rows=getattr(self.task, "rows", None))
+        self.config, self.peak = fit(self.policy, config, self.longest_prompt, free)
+        self.learner = make_learner(self.policy, self.rewards, self.config, rows=getattr(self.task, "rows", None))
         self.prompts = Prompts(self.task, config)
         if checkpoint:
             state = load_state(checkpoint)
@@ -359,6 +361,8 @@ class Trainer:
         for row in rows:
             self.monitors.observe(row)
         known = next(reversed(self.accuracy.items()), None)
+        if self.peak and (more := remedy(self.policy, self.config, self.longest_prompt, self.peak)):
+            self.notes.append(f"memory: {self.peak}{more}.")
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done, known)
         for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *self.notes, *lost):
             progress.warn(note)
@@ -410,6 +414,7 @@ class Trainer:
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
         if lost := getattr(self.policy.model, "left_out", None):
             without_rules += f"left out   {len(lost)} weights of its files, neither used nor saved, e.g. {min(lost)}\n"
+        at_once = f", sampled {most:,} at a time" if 0 < (most := config.rollout.max_num_seqs) < P * G else ""
         engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
@@ -420,7 +425,7 @@ class Trainer:
             f"{config.run.eval_samples} completions, rewarded by {' + '.join(self.rewards.names)}\n"
             f"{about}{self.adjusted}{learned_before}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
-            f"{config.rollout.max_completion_length} tokens\n"
+            f"{config.rollout.max_completion_length} tokens{at_once}\n"
             f"prompt     {form.preview(tokenizer, prompts[0])}\n"
             f"{of_template}"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
