@@ -506,6 +506,7 @@ def test_a_tokenizer_alone_belongs_to_nothing():
         oblrpo.train(tokenizer=loaded()[1])
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # adapters that the test puts in
 def test_adapters_put_in_or_brought_along(tmp_path, train):
     peft = pytest.importorskip("peft")
     with pytest.raises(InputError, match=r"does not say which model the adapters belong to .*; save the model beneath"):
