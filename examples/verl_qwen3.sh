@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # OBLR-PO on verl with Qwen3: 128 prompts of 8 outputs a step, eta_0 = 1e-2, the settings reported for the paper
-# (arXiv 2511.23310). Needs GPUs, vLLM and verl's data preparation (prompt, reward_model, data_source in parquet).
+# (arXiv 2511.23310). Needs GPUs, vLLM, flash-attn (or ATTENTION=sdpa, which is slower), and verl's data preparation
+# (prompt, reward_model, data_source in parquet).
 # Nothing of this script has been run on GPUs by its authors; its settings are checked by tests/verl/test_parts.py.
 #
 #   MODEL=Qwen/Qwen3-4B TRAIN=train.parquet VAL=val.parquet bash examples/verl_qwen3.sh [overrides]
@@ -15,6 +16,7 @@ LONGEST=${LONGEST:-4096} # tokens of an answer
 # eta_0 stands for 1 / c of a step along the gradient itself, hence SGD. With OPTIMIZER=AdamW a step has the length of
 # the rate whatever the gradient: start from the rate you would fix (1e-6), and somewhat above it, as the factor is below 1.
 OPTIMIZER=${OPTIMIZER:-SGD}
+ATTENTION=${ATTENTION:-flash_attention_2} # verl's default; it is no dependency of verl
 RATE=${RATE:-1e-2}
 
 actor=actor_rollout_ref.actor
@@ -42,6 +44,7 @@ exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
   data.max_response_length="$LONGEST" \
   data.filter_overlong_prompts=True \
   actor_rollout_ref.model.path="$MODEL" \
+  +actor_rollout_ref.model.override_config.attn_implementation="$ATTENTION" \
   actor_rollout_ref.model.use_remove_padding=True \
   actor_rollout_ref.model.enable_gradient_checkpointing=True \
   $actor.use_dynamic_bsz=True \

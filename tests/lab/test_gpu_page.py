@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from lab.benchmarks.gpu import __main__ as gpu
-from lab.benchmarks.gpu import exactness, shapes, sizes, training
+from lab.benchmarks.gpu import exactness, sizes, training, wheels, where
 from lab.benchmarks.gpu.page import OutOfTime, Page
+from oblrpo.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
@@ -28,23 +31,30 @@ def run_page(monkeypatch, *words):
 @pytest.mark.usefixtures("frozen", "no_page")
 def test_the_whole_page_in_small(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exactness, "FAMILIES", ("llama-untied", "gpt2-tied"))
-    monkeypatch.setattr(shapes, "THEN", ())
+    monkeypatch.setattr(where, "WEIGHTS", ("autocast", "adapters"))
     assert run_page(monkeypatch, "--device", "cpu", "--small", "--output", tmp_path) == 0
     page = (tmp_path / "GPU.md").read_text()
-    assert capsys.readouterr().out.strip() == page.strip()
+    assert capsys.readouterr().out.split() == page.split()
     assert "Wrong" not in page
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert torch.__version__.startswith(found["head"]["torch"])  # without +cu130
-    exact, trainer, cost, whole, real = found["parts"]
+    time, exact, whole, vllm, trainer, real = found["parts"]
+    speeds, methods, kernels = time["tables"]
+    assert [row[2] for row in speeds["rows"]] == ["3", "600", "52", "5"]
+    assert [row[:3] for row in methods["rows"]] == [
+        [weights, "4 x 8", method] for weights in where.WEIGHTS for method in where.METHODS
+    ]
+    assert all(int(row[8]) > 100 for row in methods["rows"])
+    assert len(kernels["rows"]) == where.KERNELS
+    assert vllm["said"] == ["Skipped: vllm is not installed here."]
     rows = exact["tables"][0]["rows"]
     assert {(row[0], row[1]) for row in rows} == {
         (name, dtype) for name in ("gpt2-tied", "qwen3-tied, LoRA") for dtype in ("float32", "bfloat16")
     }
     assert {row[2] for row in rows} == {"auto", "gram"}
     assert [row[1:3] for row in trainer["tables"][0]["rows"]] == [["0.0e+00", "0.0e+00"]]
-    assert [row[:2] for row in cost["tables"][0]["rows"]] == [["4 x 8", "exact (auto)"]]
     assert [row[:4] for row in whole["tables"][0]["rows"]] == [
-        ["Qwen3-0.6B", "all parameters", algorithm, "3"] for algorithm in sizes.ALGORITHMS
+        [name, trained, algorithm, "3"] for name, trained, _ in sizes.CASES for algorithm in sizes.ALGORITHMS
     ]
     assert [(row[0], row[1]) for row in real["tables"][0]["rows"]] == [(name, "2") for name in training.REAL]
     assert all(part["seconds"] > 0 for part in found["parts"])
@@ -100,20 +110,20 @@ def test_without_torch(monkeypatch):
 
 
 def test_what_needs_more_than_torch_and_transformers_is_skipped(tmp_path):
-    """The tape and the bench run without the command line's libraries; the trainer's parts name what is missing."""
+    """The tape runs without the command line's libraries; the trainer's parts name what is missing."""
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(['rich', 'peft'])); "
-        "import lab.benchmarks.gpu.exactness as e, lab.benchmarks.gpu.shapes, lab.benchmarks.gpu.__main__ as g; "
-        "e.FAMILIES = ['', 'llama-untied']; e.run = lambda page, *_: page.say('the tape'); "
-        "lab.benchmarks.gpu.shapes.run = lambda page, *_: page.say('the bench'); "
+        "import sys; sys.modules.update(dict.fromkeys(['rich', 'ruamel', 'ruamel.yaml', 'psutil', 'peft', 'vllm'])); "
+        "import lab.benchmarks.gpu.exactness as e, lab.benchmarks.gpu.__main__ as g; "
+        "e.run = lambda page, *_: page.say('the tape'); "
         f"sys.argv = ['gpu', '--device', 'cpu', '--small', '--output', {str(tmp_path)!r}]; g.main()"
     )
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = [part["said"] for part in json.loads((tmp_path / "gpu.json").read_text())["parts"]]
-    assert said[:3:2] == [["the tape"], ["the bench"]]
-    for (sentence,) in (said[1], said[3], said[4]):
+    assert said[0][1:] == ["Adapters were skipped: peft is not installed here."]
+    assert said[1] == ["the tape"]
+    for (sentence,) in said[2:]:
         assert sentence.startswith("Skipped: ")
         assert sentence.endswith(" is not installed here.")
 
@@ -162,30 +172,62 @@ def test_a_deadline_within_another(tmp_path):
     assert 0.1 <= inner < 0.4 <= outer < 3
 
 
-def test_sequences_that_do_not_fit_are_halved(tmp_path, monkeypatch):
-    """The first method says how many fit; one that needs more than it is told so and not tried with fewer."""
-    asked = []
-
-    def measure(workload, names, *_):
-        asked.append((len(workload.ids_ST), *names))
-        if len(workload.ids_ST) > 2 or names == [shapes.FIRST[-1]]:
-            raise torch.OutOfMemoryError
-        return 0.5, 2e9, [shapes.Row(names[0], 1.5, 1.4, 1.6, 1.1, 1.2, None, 1e-3)]
-
-    monkeypatch.setattr(shapes, "measure", measure)
-    monkeypatch.setattr(shapes, "THEN", ())
-    monkeypatch.setitem(shapes.SHAPES, "qwen3-4b", shapes.SMALL)
-    monkeypatch.setattr(shapes, "SIZES", [(8, 512)])
+def small_time(tmp_path, monkeypatch):
+    """The first part, all parameters under autocast alone, and its lines."""
+    monkeypatch.setattr(where, "WEIGHTS", ("autocast",))
     page = Page(tmp_path, {})
     page.begin("one")
-    with page.until(time.monotonic() + 60):
-        shapes.run(page, "cpu", small=False)
-    assert asked == [(8, shapes.FIRST[0]), (4, shapes.FIRST[0])] + [(2, name) for name in shapes.FIRST]
-    rows = page.parts[0].tables[0].rows
-    assert [row[2] for row in rows] == ["out of memory", "out of memory", "0.500", "out of memory"]
-    monkeypatch.setattr(shapes, "_expected", {512: 1e9})
-    assert shapes._line(page, shapes.replace(shapes.SMALL, tokens=512), "plain", "cpu")
-    assert "was skipped: there was no time left for it." in page.parts[0].said[-1]
+    where.run(page, "cpu", small=True)
+    return page.parts[0], page.parts[0].tables[1].rows
+
+
+def test_what_does_not_fit_is_told_and_the_next_method_goes_on(tmp_path, monkeypatch):
+    step = where._step
+
+    def full(method, *rest):
+        if method == "auto":
+            raise torch.OutOfMemoryError
+        return step(method, *rest)
+
+    monkeypatch.setattr(where, "_step", full)
+    part, rows = small_time(tmp_path, monkeypatch)
+    assert [row[3] == "out of memory" for row in rows] == [False, True, False, False]
+    assert not part.wrong
+    monkeypatch.setattr(where, "_model", lambda *_: full("auto"))
+    part, rows = small_time(tmp_path, monkeypatch)
+    assert [row[2:4] for row in rows] == [("all", "out of memory")]
+
+
+def test_a_wrong_norm_is_told(tmp_path, monkeypatch):
+    norm2 = where.ScoreTape.norm2
+    monkeypatch.setattr(where.ScoreTape, "norm2", lambda tape: 1.1 * norm2(tape))
+    part, _ = small_time(tmp_path, monkeypatch)
+    assert [wrong.partition(" with ")[0] for wrong in part.wrong] == list(where.METHODS[1:])
+    assert part.wrong[0].endswith("a norm is off by 1.0e-01.")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_one"),
+    [
+        ("ampere_sgemm_128x64_nn", True),
+        ("sm90_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_cublas", True),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>", True),
+        ("sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize64x64x64_cublas", False),
+        ("cutlass_80_tensorop_s1688tf32gemm_128x128", False),
+        ("vectorized_elementwise_kernel<4, float>", False),
+    ],
+)
+def test_products_that_no_tensor_core_takes(kernel, is_one):
+    assert where.is_float32_product(kernel) is is_one
+
+
+def test_the_lab_book_has_what_is_foretold():
+    """Ratio and launches of every method, in the table of the entry."""
+    lines = (ROOT / "docs" / "lab_book" / "h100.md").read_text().splitlines()
+    rows = {tuple(line.split(" | ")[:2]): line.strip(" |").split(" | ")[2:] for line in lines if line.startswith("| Q")}
+    for (weights, batch), foretold in where.FORETOLD.items():
+        cells = [re.fullmatch(r"\d+ \((.*)\), (.*)", cell).groups() for cell in rows[f"| Qwen3-4B, {weights}", batch]]
+        assert cells == [(f"{ratio:.2f}", f"{launches:,}") for ratio, launches in foretold]
 
 
 def test_a_run_that_is_stopped_shows_the_steps_it_made(tmp_path):
@@ -221,5 +263,43 @@ def test_make_gpu_needs_no_environment():
         check=True,
         env=os.environ | {"MAKEFLAGS": "", "MAKELEVEL": ""},
     )
-    (command,) = done.stdout.splitlines()
-    assert command.startswith("PYTHONPATH=src python9 -m lab.benchmarks.gpu ")
+    *_, command = done.stdout.splitlines()
+    assert command.startswith("PYTHONPATH=src:gpu-wheels/installed python9 -m lab.benchmarks.gpu ")
+    assert ".venv" not in done.stdout
+
+
+def test_what_the_wheels_are_for():
+    """What oblrpo needs and torch and transformers do not ask for, with what these need in turn."""
+    there = {"torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "jinja2", "filelock"}
+    names = wheels.beyond(there, Requirement("oblrpo[lora]"))
+    assert {"oblrpo", "peft", "accelerate", "rich", "markdown-it-py", "mdurl", "ruamel-yaml", "matplotlib"} <= names
+    assert not names & (there | {"pyarrow", "gguf", "math-verify", "pytest"})
+    assert "gguf" in wheels.beyond(there, Requirement("oblrpo[gguf]"))
+
+
+def test_wheels_without_a_network(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert wheels.main([str(tmp_path / "carried"), "--without-model"]) == 2
+    assert capsys.readouterr().err.startswith("pip cannot download the wheels for Python 3.11: ")
+
+
+def test_wheels_too_large_to_carry(tmp_path, monkeypatch):
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    (folder / "old-1-py3-none-any.whl").write_bytes(b"x" * 900)
+    monkeypatch.setattr(wheels, "MOST", 500)
+
+    def download(command, **_):
+        (folder / f"new-1-cp{command[command.index('--python-version') + 1]}.whl").write_bytes(b"x" * 200)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(wheels.subprocess, "run", download)
+    wheels.fetch(["new==1"], folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "new-1-cp3.11.whl",
+        "new-1-cp3.12.whl",
+        "requirements.txt",
+    ]
+    monkeypatch.setattr(wheels, "MOST", 300)
+    with pytest.raises(InputError, match="more than the 0 MB that can be carried"):
+        wheels.fetch(["new==1"], folder)

@@ -53,7 +53,6 @@ def test_what_is_saved_is_a_folder_like_any(tmp_path):
     assert drawn[0].completions == drawn[1].completions
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks transformers for it
 def test_adapters_find_their_file_again(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     write_gguf(tmp_path / "tiny.gguf")

@@ -22,8 +22,6 @@ from oblrpo.policy.saving import OF_IMAGES, check_saved
 from oblrpo.rollout import sample
 from oblrpo.settings import PolicyConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
-
 TEXT = {
     "vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None,

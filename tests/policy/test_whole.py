@@ -12,8 +12,6 @@ from oblrpo.policy import adopt_policy, load_policy, make_policy
 from oblrpo.settings import PolicyConfig
 from tests.scores.zoo import build_family
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
-
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 CPU = PolicyConfig(device="cpu")
 

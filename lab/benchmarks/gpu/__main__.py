@@ -2,10 +2,11 @@
 
     PYTHONPATH=src python3 -m lab.benchmarks.gpu --output runs/gpu [--seconds 540] [--device cuda] [--small] [--parts]
 
-needs torch 2.8 and transformers 5 or later. The first and the third part need nothing else; what the others miss is
-said. Parts by importance, each with its share of the time (what one leaves the next ones have): is the score tape exact
-on the device; does the trainer run there, and twice the same; what do norms cost at Qwen3-4B's shape; whole steps at
-the sizes of Qwen3; 50 steps of smollm2-arithmetic, if its model is there. GPU.md and gpu.json in the folder are written
+needs torch 2.8 and transformers 5 or later. The first two parts need nothing else; what the others miss is said
+(`make gpu-wheels` fetches it). Parts by importance, each with its share of the time (what one leaves the next ones
+have): what is known, and where a step with norms spends its time at Qwen3-4B's shape; is the score tape exact on the
+device; whole steps at the sizes of Qwen3; the same with vLLM; does the trainer give the same twice; 50 steps of
+smollm2-arithmetic, if its model is there. A part is printed when it ends. GPU.md and gpu.json in the folder are written
 after every line.
 """
 
@@ -29,10 +30,11 @@ from lab.benchmarks.gpu.page import OutOfTime, Page
 
 PARTS = {
     # title, module, function, share of the time
-    "tape": ("The score tape on the device", "exactness", "run", 20),
-    "trainer": ("The trainer on the device", "training", "two_runs", 15),
-    "norms": ("What score norms cost", "shapes", "run", 30),
+    "where": ("Where the time goes", "where", "run", 25),
+    "tape": ("The score tape on the device", "exactness", "run", 15),
     "sizes": ("Whole steps at the sizes of Qwen3", "sizes", "run", 30),
+    "vllm": ("Sampling with vLLM", "sizes", "with_vllm", 15),
+    "trainer": ("The trainer on the device", "training", "two_runs", 10),
     "model": ("A real model", "training", "real_model", 15),
 }
 
@@ -98,6 +100,7 @@ def run_part(page: Page, title: str, work: Callable[[], None], deadline: float) 
         page.check(False, f"it ended with {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     page.parts[-1].seconds = time.monotonic() - began
     page.write()
+    print(page.parts[-1].text, flush=True)
 
 
 def main() -> None:
@@ -107,7 +110,9 @@ def main() -> None:
         raise SystemExit(2)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     page = Page(arguments.output, head_of(arguments.device))
+    print(page.top, flush=True)
     parts = [PARTS[name] for name in arguments.parts]
     whole, share = sum(part[-1] for part in parts), 0
     for title, module, function, own in parts:
@@ -119,7 +124,6 @@ def main() -> None:
             partial(run, page, arguments.device, arguments.small, **extra)()
 
         run_part(page, title, work, began + share / whole * arguments.seconds)
-    print((arguments.output / "GPU.md").read_text())
     raise SystemExit(1 if any(part.wrong for part in page.parts) else 0)
 
 

@@ -37,6 +37,17 @@ class Part:
     wrong: list[str] = field(default_factory=list)
     """Checks that failed."""
 
+    @property
+    def text(self) -> str:
+        """The part as Markdown."""
+        lines = ["", f"## {self.title}" + (f" ({self.seconds:.0f} s)" if self.seconds else "")]
+        lines += [text for sentence in self.said for text in ("", sentence)]
+        for table in self.tables:
+            cells = [table.columns, ["---"] * len(table.columns), *table.rows]
+            lines += ["", table.title, "", *("| " + " | ".join(row) + " |" for row in cells)]
+        lines += [text for sentence in self.wrong for text in ("", f"**Wrong:** {sentence}")]
+        return "\n".join(lines) + "\n"
+
 
 class Page:
     """GPU.md and gpu.json in a folder."""
@@ -97,20 +108,16 @@ class Page:
             if outer:
                 signal.setitimer(signal.ITIMER_REAL, max(1e-3, self.deadline - time.monotonic()))
 
+    @property
+    def top(self) -> str:
+        """What stands above the parts."""
+        return "\n".join(["# On a GPU", "", *(f"- {name}: {value}" for name, value in self.head.items())]) + "\n"
+
     def write(self) -> None:
         """Both files, each replaced whole."""
         parts = [asdict(part) for part in self.parts]
         self._replace("gpu.json", json.dumps({"head": self.head, "parts": parts}, indent=1) + "\n")
-        lines = ["# On a GPU", "", *(f"- {name}: {value}" for name, value in self.head.items())]
-        for part in self.parts:
-            took = f" ({part.seconds:.0f} s)" if part.seconds else ""
-            lines += ["", f"## {part.title}{took}"]
-            for table in part.tables:
-                cells = [table.columns, ["---"] * len(table.columns), *table.rows]
-                lines += ["", table.title, "", *("| " + " | ".join(row) + " |" for row in cells)]
-            lines += [text for sentence in part.wrong for text in ("", f"**Wrong:** {sentence}")]
-            lines += [text for sentence in part.said for text in ("", sentence)]
-        self._replace("GPU.md", "\n".join(lines) + "\n")
+        self._replace("GPU.md", "\n".join([self.top, *(part.text for part in self.parts)]))
 
     def _replace(self, name: str, text: str) -> None:
         new = self.folder / f".{name}"

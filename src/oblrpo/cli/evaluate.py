@@ -108,7 +108,8 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     if command.completions and not command.benchmark:
         raise InputError("--completions needs a benchmark; name it with --benchmark.")
     if (command.data or command.completions) and len(command.benchmark) > 1:
-        raise InputError(f"--data and --completions belong to one benchmark, but {len(command.benchmark)} are named.")
+        several = f"--data and --completions belong to one benchmark, but {len(command.benchmark)} are named"
+        raise InputError(f"{several}; evaluate each by a command of its own, with its files.")
     if command.regrade and not command.sampling.output:
         raise InputError("--regrade needs the folder of the completions; name it with --output.")
     check_evaluation(flags, command.model, command.data, started, bool(command.benchmark))

@@ -12,8 +12,9 @@ from oblrpo.errors import InputError, pip_install
 from oblrpo.model_files import check_complete, explained
 from oblrpo.settings import PolicyConfig
 
-PATTERNS = "The following .*_pattern keys"
-"""PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
+NOISE = "The following .*_pattern keys|.is_gradient_checkpointing. is deprecated"
+"""Warnings of PEFT that say nothing to a user: patterns fit no module (of experts it writes such patterns itself), and
+it asks a new transformers by an old name whether activations are checkpointed."""
 
 
 def add_adapter(model: Any, config: PolicyConfig) -> Any:
@@ -27,7 +28,7 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
         task_type="CAUSAL_LM",
     )
     with explained("PEFT refuses the adapter"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message=NOISE)
         return peft.get_peft_model(model, lora)
 
 
@@ -40,7 +41,7 @@ def load_adapter(model: Any, folder: str, train: bool) -> Any:
     """Return the model with the adapters of a folder, ready to be trained on if they are to be."""
     peft = _peft()
     with explained(f"cannot load the adapters in {folder}"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message=NOISE)
         warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
         adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=train, use_safetensors=True)
         _read_weights(adapted, folder)

@@ -51,7 +51,7 @@ def read_hub(path: str, configuration: str, split: str) -> Rows:
         rows = datasets.load_dataset(path, configuration or None, split=split)
     except Exception as error:  # no network, no such revision, a full disk ...
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"cannot load {path} ({split}) from the hub: {reason}; or give a file.") from error
+        raise InputError(f"cannot load {path} ({split}) from the hub: {reason}; or give a file (--data).") from error
     return [(f"{path} row {index}", dict(row)) for index, row in enumerate(rows)]
 
 
