@@ -221,3 +221,6 @@ def test_the_tokens_of_a_micro_batch_are_found_where_they_are_not_set(monkeypatc
         fitted(monkeypatch, room, config, policy, tokens_per_micro_batch=512)[0].rollout.tokens_per_micro_batch == 512
     )
     assert not fitted(monkeypatch, room, config, policy, prompts_per_micro_batch=2)[0].rollout.tokens_per_micro_batch
+    short = room // 4  # for one prompt's completions, too: still one prompt at a time, and not all
+    found, _ = fitted(monkeypatch, short, config, policy, max_num_seqs=G)
+    assert found.rollout.tokens_per_micro_batch == group

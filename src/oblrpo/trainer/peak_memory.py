@@ -166,7 +166,8 @@ def fit(
         rows = rows_at_once(sampling, room - ahead, rollout.prompts_per_step, asked, *sizes, instead)
         rollout = replace(rollout, max_num_seqs=rows)
     if bound and peak.training - peak.weights > USABLE_SHARE * room:
-        rollout = replace(rollout, tokens_per_micro_batch=peak.micro_batch(USABLE_SHARE * room + peak.weights))
+        tokens = max(peak.group, peak.micro_batch(USABLE_SHARE * room + peak.weights))  # what does not fit is said
+        rollout = replace(rollout, tokens_per_micro_batch=tokens)
     if rollout != config.rollout:
         config = replace(config, rollout=rollout)
         peak = peak_memory(policy, config, prompt_length, sampling=sampling)
