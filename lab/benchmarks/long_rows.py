@@ -3,23 +3,26 @@
     python -m lab.benchmarks.long_rows [--size Qwen3-0.6B] [--layers 2 4] [--rows 1x4096 4x2048]
     python -m lab.benchmarks.long_rows --completions 64 256 1024
 
-The first prints CPU seconds and peak bytes of tensors at a published shape with random weights and so many layers,
-checkpointed as in the trainer: of a plain forward and backward, and of a look at the rows as one group. The second
+The first prints operations and peak bytes of tensors at a published shape with random weights and so many layers,
+checkpointed as in the trainer: of a plain forward and backward, and of a look at the rows as one group. No product is
+computed for that; `--timed` does, and prints CPU seconds. The second
 prints the peaks of a step's gradient, and of a look, of completions of one length at a fixed size of micro-batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import resource
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from lab.benchmarks.gpu.sizes import COMMON, SIZES
-from oblrpo.memory import keep_freed, peak_bytes
+from oblrpo.memory import WithoutProducts, keep_freed, peak_bytes
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.adapters import add_adapter
 from oblrpo.policy.load import byte_tokenizer
@@ -40,6 +43,11 @@ TRAINED: dict[str, tuple[torch.dtype, int]] = {
 SMALL = {"vocab_size": 20_000, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
 PROMPT_SHARE = 8  # one token in so many is the prompt's
+
+
+def in_place(total: Any, left: Any, right: Any, **_: Any) -> int:
+    """The operations of `addmm_`, which torch does not count."""
+    return 2 * left[0] * left[1] * right[1]
 
 
 def policy_of(sizes: dict[str, Any], dtype: torch.dtype, rank: int) -> Policy:
@@ -87,18 +95,21 @@ def compare(size: str, layers: int, trained: str, count: int, length: int, timed
     def looked() -> None:
         look(policy, sequences, count, 1.0, MicroBatches())
 
-    figures = []
     look(policy, rows_of_tokens(policy, 2, 8), 2, 1.0, MicroBatches())  # rows are checked once a model
+    times = [seconds(each) if timed else math.nan for each in (plain, looked)]
+    policy.model.zero_grad()
+    flops, gigabytes = [], []
     for each in (plain, looked):
-        peak = peak_bytes(each, "cpu") / GB
-        if each is plain:  # its gradient stays
-            gradient = sum(p.grad.numel() * p.grad.element_size() for p in policy.parameters if p.grad is not None)
-        figures.append((seconds(each) if timed else float("nan"), peak))
-    (plain_s, plain_gb), (look_s, look_gb) = figures
-    return (
-        f"| {size}, {layers} layers | {trained} | {count} x {length:,} | {plain_s:.1f} | {look_s:.1f} | "
-        f"{look_s / plain_s:.2f} | {plain_gb:.2f} | {gradient / GB:.2f} | {look_gb:.2f} | {look_gb / plain_gb:.2f} |"
-    )
+        with WithoutProducts(), FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: in_place}) as counted:
+            gigabytes.append(peak_bytes(each, "cpu") / GB)
+        flops.append(counted.get_total_flops() / 1e12)
+        if each is plain:
+            own = sum(p.grad.numel() * p.grad.element_size() for p in policy.parameters if p.grad is not None) / GB
+            policy.model.zero_grad()
+    cells = [f"{size}, {layers} layers", trained, f"{count} x {length:,}"]
+    for (step, looks), digits in ((times, 1), (flops, 1), (gigabytes, 2)):
+        cells += [f"{step:.{digits}f}", f"{looks:.{digits}f}", f"{looks / step:.2f}"]
+    return f"| {' | '.join(cells)} | {own:.2f} |"
 
 
 def growth(counts: list[int], tokens: int, length: int) -> None:
@@ -137,7 +148,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rows", nargs="+", default=["1x4096", "4x2048"], help="rows x tokens")
     parser.add_argument("--trained", nargs="+", default=["all, float32", "rank 32 on bfloat16"], choices=TRAINED)
-    parser.add_argument("--memory-only", action="store_true")
+    parser.add_argument("--timed", action="store_true", help="CPU seconds, too")
     parser.add_argument("--completions", type=int, nargs="+", default=[])
     parser.add_argument("--tokens", type=int, default=1024, help="of a micro-batch, with --completions")
     parser.add_argument("--length", type=int, default=32, help="tokens of a row, with --completions")
@@ -147,13 +158,14 @@ def main() -> None:
         growth(arguments.completions, arguments.tokens, arguments.length)
         return
     keep_freed()
-    print("| model | trained | rows | step, CPU s | look, CPU s | look / step | step, GB | of it gradient | look, GB | look / step |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    parts = [f"{name}, {unit}" for unit in ("CPU s", "TFLOP", "GB") for name in ("step", "look", "look / step")]
+    names = ["model", "trained", "rows", *parts, "gradient, GB"]
+    print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}")
     for trained in arguments.trained:
         for rows in arguments.rows:
             count, length = map(int, rows.split("x"))
             for layers in arguments.layers:
-                print(compare(arguments.size, layers, trained, count, length, not arguments.memory_only), flush=True)
+                print(compare(arguments.size, layers, trained, count, length, arguments.timed), flush=True)
 
 
 if __name__ == "__main__":

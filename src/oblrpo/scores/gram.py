@@ -56,7 +56,7 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
 
 def gram_of_rows(rows_SN: Tensor, group_size: int) -> Tensor:
     """Inner products <x_a, x_b> of all pairs of rows of a group, (P, G, G)."""
-    if group_size == 1 and on_cuda(rows_SN):
+    if group_size == 1:
         return contributions.row_norm2(rows_SN).view(-1, 1, 1)
     rows_PGN = rows_SN.flatten(1).unflatten(0, (-1, group_size))
     gram_PGG = contributions.wide(rows_PGN[:0]).new_zeros(len(rows_PGN), group_size, group_size)

@@ -150,11 +150,13 @@ class _HeadLogps(torch.autograd.Function):
         call: TappedCall | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         V, need_hidden, need_own = len(weight), ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])
-        target_N, hidden_NC, results = target_ST.flatten(), hidden.flatten(0, 1), []
+        target_N, hidden_NC = target_ST.flatten(), hidden.flatten(0, 1)
         fits = product.elements(len(target_N)) <= max(weight.numel(), contributions.CHUNK_ELEMENTS)
         kept: Tensor | None = None
         # A token's gradient goes one way, whatever its size.
         way_NC = torch.empty_like(hidden_NC) if need_hidden and not need_own else None
+        # Made before the pieces, between whose logits it would lie: the C library would find no room for the next.
+        found_4N = wide(product.weight[:0]).new_empty(4, len(target_N))
         for tokens in _pieces(len(target_N), V, hidden):
             logits = product.logits(hidden_NC[tokens])
             if kept is None and fits and (need_own or (need_hidden and call is not None)):
@@ -162,11 +164,11 @@ class _HeadLogps(torch.autograd.Function):
             left = None if kept is None else kept[tokens]
             if left is None and way_NC is not None:
                 left = logits.new_empty(logits.shape, dtype=product.short)
-            results.append(_statistics(logits, target_N[tokens], left))
+            found_4N[:, tokens] = torch.stack(_statistics(logits, target_N[tokens], left))
             if way_NC is not None and left is not None:
                 way_NC[tokens] = left.to(product.dtype) @ product.weight
-        found = (torch.cat(parts).view_as(target_ST) for parts in zip(*results, strict=True))
-        logp_ST, entropy_ST, norm2_ST, normaliser_ST = found
+            del logits, left
+        logp_ST, entropy_ST, norm2_ST, normaliser_ST = (each_N.clone().view_as(target_ST) for each_N in found_4N)
         if kept is not None:
             kept = kept.view(*target_ST.shape, V)
         ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept, way_NC)
@@ -209,8 +211,11 @@ the head's size would take more of a product's time than a twelfth."""
 
 
 def _pieces(tokens: int, vocabulary: int, like: Tensor, own: int = 0) -> Iterator[slice]:
-    """Slices of so many tokens whose logits may be there at once."""
-    return chunks(tokens, vocabulary, like, own, max(contributions.CHUNK_ELEMENTS, LEAST_TOKENS * vocabulary))
+    """Slices of so many tokens whose logits may be there at once, all but the last alike: one fits where one was."""
+    least = max(contributions.CHUNK_ELEMENTS, LEAST_TOKENS * vocabulary)
+    several = len([*chunks(tokens, vocabulary, like, own, least)])
+    step = -(-tokens // max(1, several))
+    return (slice(start, start + step) for start in range(0, tokens, max(1, step)))
 
 
 def _gradients(
