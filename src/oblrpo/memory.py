@@ -62,6 +62,8 @@ class WithoutProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return zeros for a product, and for anything else what it gives."""
+        if func is torch.ops.aten.addmm_.default:
+            return args[0]
         if func in PRODUCTS:
             left, right = args[-2:]
             return left.new_zeros((*left.shape[:-1], right.shape[-1]))

@@ -1,5 +1,6 @@
 """What is tried before anything is sampled: noise in forwards, and rows that depend on the longest beside them."""
 
+import math
 import random
 
 import numpy
@@ -23,8 +24,10 @@ from transformers import (
 )
 
 from oblrpo.errors import InputError
+from oblrpo.memory import peak_bytes
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
 from oblrpo.policy.checks import _random_states, check_lengths, check_scores, noise
+from oblrpo.policy.load import check_values
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout import sample
 
@@ -219,3 +222,13 @@ def test_noise_is_named_by_the_config_s_rates_and_is_none_in_eval_mode(make, nam
     policy = policy_of(make)
     assert not noise(policy)
     assert name in noise(in_training(policy))
+
+
+def test_looking_for_nan_takes_no_copy_of_a_weight():
+    model = torch.nn.Linear(1000, 1000, bias=False, dtype=torch.bfloat16)
+    assert peak_bytes(lambda: check_values(model, "the model"), "cpu") < 0.1 * model.weight.nbytes
+    for value in (math.nan, math.inf, -math.inf):
+        with torch.no_grad():
+            model.weight[7, 7] = value
+        with pytest.raises(InputError, match=r"the model has NaN or infinities in weight"):
+            check_values(model, "the model")

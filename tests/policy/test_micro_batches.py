@@ -25,8 +25,8 @@ def test_without_a_bound_prompts_keep_their_order():
     ("tokens", "expected"),
     [
         (60, [[0, 2, 1]]),  # three groups of two rows of ten
-        (59, [[0, 2], [1]]),
-        (40, [[0, 2], [1]]),
+        (59, [[0], [2, 1]]),  # two of like size, and not 40 and 8 tokens
+        (40, [[0], [2, 1]]),
         (24, [[0], [2, 1]]),
         (19, [[0], [2], [1]]),  # no group fits: each alone
     ],
@@ -37,6 +37,28 @@ def test_a_budget_takes_groups_of_like_length_together(tokens, expected):
     assert [each.tolist() for each in found] == expected
     for each in found:
         assert len(each) == 1 or sequences.at(rows_of(each, G)).flush_left()[0].numel() <= tokens
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 64, 100, 333, 1000])
+def test_micro_batches_are_as_few_as_can_be_and_of_like_size(tokens):
+    """Of every bound that takes no more of them theirs is the least."""
+    torch.manual_seed(tokens)
+    sequences = sequences_of(torch.randint(1, 30, (40,)).tolist())
+
+    def sizes(bound):
+        found = MicroBatches(tokens=bound).of(sequences, 1)
+        return [sequences.at(rows_S).flush_left()[0].numel() for rows_S in found]
+
+    found = sizes(tokens)
+    assert max(found) <= max(tokens, 30)
+    fewer = sizes(max(found) - 1)
+    assert len(fewer) > len(found) or max(fewer) == max(found), "a longest row alone"
+    assert sorted(torch.cat(MicroBatches(tokens=tokens).of(sequences, 1)).tolist()) == [*range(40)]
+
+
+def test_the_last_micro_batch_is_no_remainder():
+    sequences = sequences_of([9] * 32)  # of ten tokens each
+    assert [len(each) for each in MicroBatches(tokens=150).of(sequences, 1)] == [11, 11, 10]
 
 
 def test_both_bounds_hold():

@@ -84,7 +84,7 @@ def test_a_head_in_bfloat16_agrees_with_autograd(kept, monkeypatch):
 def test_both_ways_of_inner_products_are_taken(monkeypatch):
     """Many tokens are multiplied out, few are paired."""
     ways = []
-    monkeypatch.setattr(gram, "_of_dense", lambda parts, G: ways.append("dense") or torch.zeros(1, G, G))
+    monkeypatch.setattr(gram, "of_dense", lambda parts, G: ways.append("dense") or torch.zeros(1, G, G))
     monkeypatch.setattr(gram, "_of_pairs", lambda part, G: ways.append("pairs") or torch.zeros(1, G, G))
     for T in (64, 2048):
         left, right = torch.zeros(8, 1, 1).expand(8, T, 2560), torch.zeros(8, 1, 1).expand(8, T, 2560)

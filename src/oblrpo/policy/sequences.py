@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -136,7 +137,8 @@ class MicroBatches:
     Args:
         prompts: most prompts of a micro-batch, with all their completions; 0: any number.
         tokens: most tokens of a micro-batch, padding included; 0: any number. Groups are then taken in the order of
-            their longest rows, so that little is padded; one that is too large by itself goes alone.
+            their longest rows, so that little is padded, in as few micro-batches as can be and these of like size; one
+            that is too large by itself goes alone.
     """
 
     prompts: int = 0
@@ -147,15 +149,23 @@ class MicroBatches:
         longest_P = sequences.mask_ST.sum(1).view(-1, group_size).amax(1)
         longest = longest_P.tolist()
         order = longest_P.argsort(descending=True, stable=True).tolist() if self.tokens else range(len(longest))
-        blocks: list[list[int]] = []
-        width = rows = 0
-        for group in order:
-            rows += group_size
-            full = (self.tokens and rows * width > self.tokens) or (self.prompts and rows > self.prompts * group_size)
-            if full or not blocks:
-                width, rows = longest[group], group_size
-                blocks.append([])
-            blocks[-1].append(group)
+
+        def cut(tokens: int) -> list[list[int]]:
+            blocks: list[list[int]] = []
+            width = rows = 0
+            for group in order:
+                rows += group_size
+                full = (tokens and rows * width > tokens) or (self.prompts and rows > self.prompts * group_size)
+                if full or not blocks:
+                    width, rows = longest[group], group_size
+                    blocks.append([])
+                blocks[-1].append(group)
+            return blocks
+
+        blocks = cut(self.tokens)
+        if len(blocks) > 1 and self.tokens:  # the least bound that takes no more of them; the last would be left small
+            least = bisect_left(range(1, self.tokens), -len(blocks), key=lambda tokens: -len(cut(tokens)))
+            blocks = cut(1 + least)
         return [torch.tensor(block, device=longest_P.device) for block in blocks]
 
 

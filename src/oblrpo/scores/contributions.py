@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeAlias
 
 import torch
@@ -162,9 +163,14 @@ def sketch(parts: list[Contribution], directions_RK: Tensor) -> Tensor:
     for part in matrices(parts):
         pieces = []
         for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows), part.right):
-            piece = part.of(rows)
-            left_STK = directions_RK[piece.left] if piece.is_lookup else wide(piece.left) @ directions_RK
-            pieces.append(matmul(left_STK.mT, piece.right))
+            if isinstance(part, Outer) and part.is_lookup:
+                left_STK = directions_RK[part.left[rows]]
+            else:  # of a head, whose factor is made again, a part of the vocabulary at a time
+                width = (rows.stop - rows.start) * part.tokens if part.room else 1
+                blocks = chunks(part.rows, width, part.right)
+                shares = (wide(part.left_at(rows, block)) @ directions_RK[block] for block in blocks)
+                left_STK = reduce(Tensor.add_, shares)
+            pieces.append(matmul(left_STK.mT, part.right[rows]))
         sketches.append(torch.cat(pieces))
     return torch.stack(sketches).sum(0)
 

@@ -46,7 +46,7 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
         else:
             multiplied_out, of_pairs = (T + G + MOVED["cpu"]) * R * C, G * T * T * (R + C)
         by_pairs = len(dense) == 1 and multiplied_out > of_pairs
-        terms.append(_of_pairs(first, G) if by_pairs else _of_dense(dense, G))
+        terms.append(_of_pairs(first, G) if by_pairs else of_dense(dense, G))
     for part in dense:
         for lookup in lookups:
             cross_PGG = _cross(part, lookup, G)
@@ -56,7 +56,7 @@ def gram_of_parts(parts: list[Contribution], group_size: int) -> Tensor:
 
 def gram_of_rows(rows_SN: Tensor, group_size: int) -> Tensor:
     """Inner products <x_a, x_b> of all pairs of rows of a group, (P, G, G)."""
-    if group_size == 1 and on_cuda(rows_SN):
+    if group_size == 1:
         return contributions.row_norm2(rows_SN).view(-1, 1, 1)
     rows_PGN = rows_SN.flatten(1).unflatten(0, (-1, group_size))
     gram_PGG = contributions.wide(rows_PGN[:0]).new_zeros(len(rows_PGN), group_size, group_size)
@@ -72,8 +72,11 @@ def gram_of_rows(rows_SN: Tensor, group_size: int) -> Tensor:
     return gram_PGG
 
 
-def _of_dense(parts: list[Matrix], G: int) -> Tensor:
-    """From the gradients, of which a few rows are multiplied out at a time where all are too large."""
+def of_dense(parts: list[Matrix], G: int) -> Tensor:
+    """The same, (P, G, G), from the gradients, of which a few rows are multiplied out at a time.
+
+    All of a head's, V C numbers a sequence, are never there at once.
+    """
     first, grams = parts[0], []
     wide_columns = first.columns + max(part.tokens if part.room else 0 for part in parts)
     for groups in contributions.chunks(
@@ -139,13 +142,13 @@ def _of_lookup(part: Outer, G: int) -> Tensor:
 def _cross(dense: Matrix, lookup: Matrix, G: int) -> Tensor:
     """Inner products <dense_a, lookup_b> of a weight that is used in both ways, (P, G, G)."""
     assert isinstance(lookup, Outer)
-    grams = []
-    for group in range(dense.sequences // G):
-        rows = slice(group * G, group * G + G)
-        left, right = in_one_type(dense.left_at(rows, lookup.left[rows].flatten()), dense.right[rows])
-        product = left.flatten(0, 1) * matmul(right.flatten(0, 1), lookup.right[rows].flatten(0, 1).mT)
-        grams.append(product.view(G, dense.tokens, G, lookup.tokens).sum((1, 3)))
-    return torch.stack(grams)
+    inner = []
+    for row in range(dense.sequences):  # with all of its group, of which it is one
+        group, one = slice(row // G * G, row // G * G + G), slice(row, row + 1)
+        left, right = in_one_type(dense.left_at(one, lookup.left[group].flatten()), dense.right[one])
+        product = left[0] * matmul(right[0], lookup.right[group].flatten(0, 1).mT)
+        inner.append(product.view(dense.tokens, G, lookup.tokens).sum((0, 2)))
+    return torch.stack(inner).view(-1, G, G)
 
 
 def _together(values_STC: Tensor, G: int) -> Tensor:

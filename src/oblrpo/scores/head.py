@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, scaled, short_type, wide
+from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, in_one_type, scaled, short_type, wide
 from oblrpo.scores.recorder import ACTIVE
 from oblrpo.scores.rules import linear
 from oblrpo.scores.tapped_calls import TappedCall
@@ -39,9 +39,11 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
 
     It is log softmax(head(hidden_t) / temperature)[target_t], and the entropy of that softmax.
 
-    Of S T V numbers, the backward needs the probabilities. They are kept, once, while they take no more than the head's
-    own gradient in float32, S T <= C (2 C in bfloat16, as a GPU keeps them), or than one temporary. Otherwise the
-    backward makes them again, and so do a tape's norms and gradient, at the cost of about one more head product each.
+    Of S T V numbers, the gradient of the hidden states needs the product of the probabilities with the head, which is
+    taken at once where the head has no gradient in this backward: it is frozen, or its tape's. The head's own gradient,
+    and a tape's norms, need the probabilities. They are kept, once, while they take no more than the head's own
+    gradient in float32, S T <= C (2 C in bfloat16, as a GPU keeps them), or than one temporary. Otherwise they are made
+    again, at the cost of about one more head product each.
     Inside a `ScoreTape` of the model the head counts as called. What the model does to logits after the head
     (soft-capping, scaling) is not done here.
 
@@ -147,17 +149,29 @@ class _HeadLogps(torch.autograd.Function):
         product: _Product,
         call: TappedCall | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        S, T, V = *target_ST.shape, len(weight)
-        fits = product.elements(S * T) <= max(weight.numel(), contributions.CHUNK_ELEMENTS)
-        results = []
+        V, need_hidden, need_own = len(weight), ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])
+        target_N, hidden_NC = target_ST.flatten(), hidden.flatten(0, 1)
+        fits = product.elements(len(target_N)) <= max(weight.numel(), contributions.CHUNK_ELEMENTS)
         kept: Tensor | None = None
-        for rows in chunks(S, T * V, hidden):
-            logits = product.logits(hidden[rows])
-            if kept is None and fits and any(ctx.needs_input_grad):
-                kept = logits.new_empty(S, T, V, dtype=product.short)
-            results.append(_statistics(logits, target_ST[rows], None if kept is None else kept[rows]))
-        logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, zip(*results, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept)
+        # A token's gradient goes one way, whatever its size.
+        way_NC = torch.empty_like(hidden_NC) if need_hidden and not need_own else None
+        # Made before the pieces, between whose logits it would lie: the C library would find no room for the next.
+        found_4N = wide(product.weight[:0]).new_empty(4, len(target_N))
+        for tokens in _pieces(len(target_N), V, hidden):
+            logits = product.logits(hidden_NC[tokens])
+            if kept is None and fits and (need_own or (need_hidden and call is not None)):
+                kept = logits.new_empty(len(target_N), V, dtype=product.short)
+            left = None if kept is None else kept[tokens]
+            if left is None and way_NC is not None:
+                left = logits.new_empty(logits.shape, dtype=product.short)
+            found_4N[:, tokens] = torch.stack(_statistics(logits, target_N[tokens], left))
+            if way_NC is not None and left is not None:
+                way_NC[tokens] = left.to(product.dtype) @ product.weight
+            del logits, left
+        logp_ST, entropy_ST, norm2_ST, normaliser_ST = (each_N.clone().view_as(target_ST) for each_N in found_4N)
+        if kept is not None:
+            kept = kept.view(*target_ST.shape, V)
+        ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept, way_NC)
         ctx.product, ctx.call = product, call
         ctx.mark_non_differentiable(entropy_ST, norm2_ST)
         ctx.set_materialize_grads(False)
@@ -166,41 +180,68 @@ class _HeadLogps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         grad_ST = grads[0]
-        hidden, weight, bias, target_ST, normaliser_ST, kept = ctx.saved_tensors
+        hidden, weight, bias, target_ST, normaliser_ST, kept, way_NC = ctx.saved_tensors
         if grad_ST is None:
             return (None,) * 7
         if torch.is_grad_enabled():  # create_graph: somebody wants to differentiate once more
             return *_differentiable(ctx, hidden, weight, bias, target_ST, grad_ST), *[None] * 4
         hidden = hidden.detach()  # with its graph it would keep a tape alive
-        need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
         call: TappedCall | None = ctx.call
         product: _Product = ctx.product
-        grad_hidden = torch.zeros_like(hidden) if need_hidden else None
-        grad_weight: Tensor | None = None
-        grad_bias = torch.zeros_like(bias, dtype=wide(weight[:0]).dtype) if need_bias else None
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
+        if way_NC is not None:
+            way_STC = way_NC.view_as(hidden)
+            grad_hidden = scaled(way_STC, grad_ST[..., None] / -product.temperature, None).to(hidden.dtype)
+            grad_weight = grad_bias = None
+        else:
+            flat = [tensor.flatten(0, 1) for tensor in saved]
+            grad_hidden, grad_weight, grad_bias = _gradients(product, flat, weight, ctx.needs_input_grad)
         left_of = product.gradients
-        tokens, own = target_ST.shape[1], weight.numel()
-        elements = tokens * len(weight) if kept is None else product.elements(tokens)
-        for rows in chunks(len(hidden), elements, hidden, own):
-            left = left_of(ALL, *(tensor[rows] for tensor in saved))
-            if grad_hidden is not None:
-                grad_hidden[rows] = left.to(product.dtype) @ product.weight
-            if need_weight:
-                share = contributions.matmul(left.flatten(0, 1).mT, hidden[rows].flatten(0, 1))
-                grad_weight = contributions.added(grad_weight, share[None])
-            if grad_bias is not None:
-                grad_bias += left.sum((0, 1), dtype=grad_bias.dtype)
         if call is not None and not call.collector.is_row_check(call, grad_ST):
             with torch.no_grad():
                 in_rows = call.collector.rows(call, *saved)
                 call.collector.deliver(call, _contributions(in_rows, left_of, weight, bias is not None))
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
-            *[None] * 4,
-        )
+        grad_hidden = None if grad_hidden is None else grad_hidden.view_as(hidden)
+        return grad_hidden, grad_weight, grad_bias, *[None] * 4
+
+
+LEAST_TOKENS = 256
+"""Tokens whose logits are made together on a CPU, however large the vocabulary: of fewer, reading and writing what has
+the head's size would take more of a product's time than a twelfth."""
+
+
+def _pieces(tokens: int, vocabulary: int, like: Tensor, own: int = 0) -> Iterator[slice]:
+    """Slices of so many tokens whose logits may be there at once, all but the last alike: one fits where one was."""
+    least = max(contributions.CHUNK_ELEMENTS, LEAST_TOKENS * vocabulary)
+    several = len([*chunks(tokens, vocabulary, like, own, least)])
+    step = -(-tokens // max(1, several))
+    return (slice(start, start + step) for start in range(0, tokens, max(1, step)))
+
+
+def _gradients(
+    product: _Product, saved: list[Tensor], weight: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of hidden states, weight and bias that are needed, from what was saved of every token, (N, ...)."""
+    hidden, dtype = saved[0], wide(weight[:0]).dtype
+    grad_hidden = torch.empty_like(hidden) if needed[0] else None
+    grad_bias = torch.zeros(len(weight), dtype=dtype, device=weight.device) if needed[2] else None
+    grad_weight: Tensor | None = None
+    for tokens in _pieces(len(hidden), product.elements(1), hidden, weight.numel()):
+        left = product.gradients(ALL, *(tensor[tokens] for tensor in saved))
+        if grad_hidden is not None:
+            grad_hidden[tokens] = left.to(product.dtype) @ product.weight
+        if needed[1]:
+            first, second = in_one_type(left.mT, hidden[tokens])
+            if grad_weight is None:
+                grad_weight = contributions.matmul(first, second)  # its only name: autograd adds others' shares to it
+            elif first.dtype == grad_weight.dtype:
+                grad_weight.addmm_(first, second)
+            else:
+                grad_weight += contributions.matmul(first, second)
+        if grad_bias is not None:
+            grad_bias += left.sum(0, dtype=dtype)
+    grads = (None if grad is None else grad.to(weight.dtype) for grad in (grad_weight, grad_bias))
+    return grad_hidden, *grads
 
 
 def _differentiable(

@@ -8,32 +8,23 @@ import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution, Matrix, Outer, chunks, in_one_type, matmul, on_cuda, wide
+from oblrpo.scores.contributions import Contribution, Matrix, chunks, in_one_type, matmul, on_cuda, wide
+from oblrpo.scores.gram import gram_of_parts, of_dense
 
 
 def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
     """Squared norm of each sequence's gradient of one parameter, || sum_i G_i,s ||_F^2, shape (S,).
 
-    Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>. Dense gradients are
-    multiplied out (multiply=True), or T x T Gram products are taken (False), or whichever costs less (None).
+    A dense gradient is multiplied out (multiply=True), or T x T Gram products are taken (False), or whichever costs less
+    (None). Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>, and are taken as
+    costs less.
     """
     outers = contributions.matrices(parts)
     if not outers:
         return contributions.vector_total(parts).square().sum(-1)
-    outers, terms = contributions.joined(outers), []
-    for i, part in enumerate(outers):
-        S = part.sequences
-        if isinstance(part, Outer) and part.is_lookup:
-            # Rows that share an index are added up, then squared: O(S T C).
-            key_N, rows_NC = contributions.sum_equal_rows(part, torch.arange(S, device=part.left.device)[:, None])
-            terms.append(rows_NC.new_zeros(S).index_add(0, key_N // part.rows, rows_NC.square().sum(-1)))
-        elif by_gram(part, multiply):
-            terms.append(gram_norm2([part]))
-        else:
-            pieces = map(part.of, chunks(S, part.rows * part.columns + part.room, part.right))
-            terms.append(torch.cat([contributions.row_norm2(matmul(piece.left.mT, piece.right)) for piece in pieces]))
-        terms += [2 * _inner(part, second) for second in outers[i + 1 :]]
-    return sum(terms[1:], terms[0])
+    if len(outers) > 1 or outers[0].is_lookup:
+        return gram_of_parts(parts, 1).flatten()
+    return gram_norm2(outers) if by_gram(outers[0], multiply) else of_dense(outers, 1).flatten()
 
 
 def by_gram(part: Matrix, multiply: bool | None) -> bool:
@@ -66,22 +57,3 @@ def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
                 total_S += (1 if start == other else 2) * product.sum((1, 2))
         norm2_S.append(total_S)
     return torch.cat(norm2_S)
-
-
-def _inner(first: Matrix, second: Matrix) -> Tensor:
-    """Inner products of two parts, sum_tu (left left')_tu (right right')_tu, shape (S,)."""
-    if first.is_lookup:
-        first, second = second, first
-    elements = max(first.tokens * second.tokens, *(p.tokens * p.rows for p in (first, second) if not p.is_lookup))
-    inner = []
-    for rows in chunks(first.sequences, elements, first.right):
-        one, other = first.of(rows), second.of(rows)
-        left, right = in_one_type(one.left, one.right)
-        if other.is_lookup:
-            n, T, _ = left.shape
-            index_STU = other.left[:, None, :].expand(n, T, other.tokens)
-            left_STU = wide(left.gather(2, index_STU))  # the columns of `one` that the index names
-        else:
-            left_STU = matmul(left, other.left.mT)
-        inner.append((left_STU * matmul(right, other.right.mT)).sum((1, 2)))
-    return torch.cat(inner)

@@ -34,10 +34,12 @@ def held(method: str, parts: list[Contribution]) -> Store:
 def _worth_keeping(parts: list[Matrix]) -> bool:
     """Whether a matrix' gradients are kept multiplied out.
 
-    Where T (R + C) >= R C they are smaller than the factors and cost less than Gram products.
+    Where T (R + C) >= R C they are smaller than the factors and cost less than Gram products. A head's factors are its
+    input alone, as the other is made again: its gradients are kept only where they are small.
     """
     first, tokens = parts[0], sum(part.tokens for part in parts)
-    if all(part.is_lookup for part in parts):
+    made_again = any(part.room for part in parts) and first.rows * first.columns > contributions.CHUNK_ELEMENTS
+    if made_again or all(part.is_lookup for part in parts):
         return False
     size = first.right.element_size()  # of factors; products are of float32 or wider
     return max(4, size) * first.rows * first.columns <= size * tokens * (first.rows + first.columns)
