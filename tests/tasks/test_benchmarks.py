@@ -96,7 +96,9 @@ def test_the_hub_through_datasets(monkeypatch):
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", no_network)
-    with pytest.raises(InputError, match=r"cannot load openai/gsm8k \(test\) from the hub: no route to host; or give a file \(--data\)"):
+    with pytest.raises(
+        InputError, match=r"load openai/gsm8k \(test\) from the hub: no route to host; or give a file \(--data\)"
+    ):
         load_benchmark("gsm8k")
 
 

@@ -105,6 +105,7 @@ def run_part(page: Page, title: str, work: Callable[[], None], deadline: float) 
 
 def main() -> None:
     began, arguments = time.monotonic(), words()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch reads it when it is imported: the profiler's own lines
     if reason := why_not(arguments.device):
         print(reason, file=sys.stderr)
         raise SystemExit(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lab.benchmarks.gpu.page import Page
-from lab.benchmarks.gpu.where import COMMON, SIZES, TINY
+from lab.benchmarks.gpu.where import COMMON, SIZES, TINY, free
 from oblrpo.step.look import FIRST
 
 ADAPTERS = {"dtype": "bfloat16", "lora": {"r": 16, "alpha": 32}}
@@ -43,8 +42,10 @@ def run(page: Page, device: str, small: bool) -> None:
     """Every case by the default, then by RLOO, as long as there is time."""
     _table(page, small)
     for name, trained, words in CASES:
-        for algorithm, further in ALGORITHMS.items():
-            _line(page, (name, trained, algorithm), words | further, device, small)
+        with TemporaryDirectory() as folder:
+            _save(name, f"{folder}/model", device, small)
+            for algorithm, further in ALGORITHMS.items():
+                _line(page, (name, trained, algorithm), words | further, device, small, folder)
 
 
 def with_vllm(page: Page, device: str, small: bool) -> None:
@@ -54,7 +55,9 @@ def with_vllm(page: Page, device: str, small: bool) -> None:
     page.say(f"vLLM {vllm.__version__}.")
     _table(page, small)
     words = ADAPTERS | {"sampler": "vllm", "vllm_args": {"max_model_len": 2 * PROMPT}}
-    _line(page, ("Qwen3-0.6B", "adapters on bfloat16", "oblrpo_thrifty, vLLM"), words, device, small)
+    with TemporaryDirectory() as folder:
+        _save("Qwen3-0.6B", f"{folder}/model", device, small)
+        _line(page, ("Qwen3-0.6B", "adapters on bfloat16", "oblrpo_thrifty, vLLM"), words, device, small, folder)
 
 
 def _table(page: Page, small: bool) -> None:
@@ -68,16 +71,15 @@ def _table(page: Page, small: bool) -> None:
     )  # fmt: skip
 
 
-def _line(page: Page, names: tuple[str, str, str], words: dict[str, Any], device: str, small: bool) -> None:
+def _line(
+    page: Page, names: tuple[str, str, str], words: dict[str, Any], device: str, small: bool, folder: str
+) -> None:
     """One run, after which the device is as empty as before."""
     try:
-        with TemporaryDirectory() as folder:
-            _run(page, names, words, device, small, folder)
+        _run(page, names, words, device, small, folder)
     except torch.OutOfMemoryError:
         page.add(*names, "out of memory", *[""] * 6)
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
+    free(device)
 
 
 def _save(name: str, folder: str, device: str, small: bool) -> None:
@@ -89,6 +91,8 @@ def _save(name: str, folder: str, device: str, small: bool) -> None:
         config = AutoConfig.for_model("qwen3", **COMMON | SIZES[name] | (TINY if small else {}), eos_token_id=1)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
+    del model
+    free(device)
     byte_tokenizer().save_pretrained(folder)
 
 
@@ -99,10 +103,10 @@ def _run(page: Page, names: tuple[str, str, str], words: dict[str, Any], device:
     from oblrpo.trainer.loop import Trainer
     from oblrpo.trainer.peak_memory import GB, peak_memory
 
-    _save(names[0], f"{folder}/model", device, small)
     rows = [{"prompt": f"{number:0{4 if small else PROMPT}d}"} for number in range(100)]
     given, objects = split_objects(f"{folder}/model", None, rows, rewards=first_token)
-    settings = given | STEP | words | (TINY_STEP if small else {}) | {"output": f"{folder}/run", "device": device}
+    output = f"{folder}/{names[2].partition(',')[0]}"
+    settings = given | STEP | words | (TINY_STEP if small else {}) | {"output": output, "device": device}
     trainer = Trainer(with_settings(TrainConfig(), settings, "sizes"), objects=objects)
     foretold = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, 0).total / GB
     if device.startswith("cuda"):
@@ -110,7 +114,7 @@ def _run(page: Page, names: tuple[str, str, str], words: dict[str, Any], device:
     try:
         trainer.run(Progress(console_of_program(False)))
     finally:  # a run whose time is up shows the steps it made
-        file = Path(folder) / "run" / "metrics.jsonl"
+        file = Path(output) / "metrics.jsonl"
         written = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         steps = [row for row in written if row["step"]]
         peak = f"{torch.cuda.max_memory_allocated(device) / GB:.1f}" if device.startswith("cuda") else ""

@@ -69,7 +69,7 @@ def run(page: Page, device: str, small: bool) -> None:
                     page.say("Adapters were skipped: peft is not installed here.")
                 except torch.OutOfMemoryError:
                     page.add(weights, f"{S} x {T}", "all", "out of memory", *[""] * 9)
-                _free(device)
+                free(device)
     finally:
         page.table("The kernels with the most device time, of `auto` on the first batch.", "kernel", "ms", "launches")
         for name, (seconds, launches) in sorted(slowest.items(), key=lambda each: -each[1][0])[:KERNELS]:
@@ -108,7 +108,8 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _free(device: str) -> None:
+def free(device: str) -> None:
+    """Give back the memory of what is not used any more."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
@@ -169,7 +170,7 @@ def _methods(page: Page, weights: str, model: Any, S: int, T: int) -> dict[str, 
             continue
         finally:
             model.zero_grad(set_to_none=True)
-            _free(device)
+            free(device)
         plain = plain or seconds
         busy, count = sum(each[0] for each in kernels.values()), sum(each[1] for each in kernels.values())
         products = sum(each[0] for name, each in kernels.items() if is_float32_product(name))

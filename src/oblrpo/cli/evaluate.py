@@ -108,8 +108,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     if command.completions and not command.benchmark:
         raise InputError("--completions needs a benchmark; name it with --benchmark.")
     if (command.data or command.completions) and len(command.benchmark) > 1:
-        several = f"--data and --completions belong to one benchmark, but {len(command.benchmark)} are named"
-        raise InputError(f"{several}; evaluate each by a command of its own, with its files.")
+        raise InputError("--data and --completions belong to one benchmark; give each a command of its own.")
     if command.regrade and not command.sampling.output:
         raise InputError("--regrade needs the folder of the completions; name it with --output.")
     check_evaluation(flags, command.model, command.data, started, bool(command.benchmark))

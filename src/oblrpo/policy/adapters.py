@@ -13,8 +13,7 @@ from oblrpo.model_files import check_complete, explained
 from oblrpo.settings import PolicyConfig
 
 NOISE = "The following .*_pattern keys|.is_gradient_checkpointing. is deprecated"
-"""Warnings of PEFT that say nothing to a user: patterns fit no module (of experts it writes such patterns itself), and
-it asks a new transformers by an old name whether activations are checkpointed."""
+"""PEFT's warnings that patterns fit no module (of experts it writes such itself), and that it asks by an old name."""
 
 
 def add_adapter(model: Any, config: PolicyConfig) -> Any:

@@ -49,7 +49,8 @@ class TransformersServer:
 
     @torch.no_grad()
     def _sample(self, batch):
-        pad, eos = self.model.config.pad_token_id, self.model.config.eos_token_id
+        config = self.model.config
+        pad, eos = config.pad_token_id or 0, config.eos_token_id  # Qwen3 names no pad token
         rows, logps = [list(ids) for ids, *_ in batch], [[] for _ in batch]
         for _ in range(self.longest):
             width = max(map(len, rows))
