@@ -1,15 +1,19 @@
 """Reading a JSON Lines file, with errors that name the line and the column."""
 
 import json
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 from oblrpo.errors import InputError, did_you_mean, nearby
 from oblrpo.regular_files import regular
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DECODER = json.JSONDecoder()
 OF_JSON = {str, int, float, bool, type(None)}
 OFTEN_CALLED = {
     "prompt_column": ("prompt", "question", "problem", "instruction", "input", "query", "messages", "text"),
@@ -18,24 +22,70 @@ OFTEN_CALLED = {
 MOST_DIGITS = 4_000  # of a number; longer ones take a while to print, and of integers Python prints 4,300
 
 
-def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every row, read lazily; blank lines are skipped."""
-    number, rows = 0, 0
+Item = TypeVar("Item")
+
+
+class Lazy(Sequence[Item], Generic[Item]):
+    """Items of which each is made when it is taken, and none is kept: a million dicts take gigabytes."""
+
+    def __init__(
+        self, count: int, item: Callable[[int], Item], every: Callable[[], Iterator[Item]] | None = None, known: Any = None
+    ) -> None:
+        self._count, self._item, self._every = count, item, every or (lambda: map(item, range(count)))
+        self.known = known
+        """What is known of all items without making them."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._every()
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Item]: ...
+    def __getitem__(self, place: Any) -> Any:
+        found = range(self._count)[place]
+        return self._item(found) if isinstance(found, int) else [self._item(each) for each in found]
+
+
+def at(items: Sequence[Item], places: Sequence[int]) -> Lazy[Item]:
+    """Return the items at these places, in their order."""
+    return Lazy(len(places), lambda index: items[places[index]])
+
+
+def read_objects(path: Path) -> Lazy[tuple[int, dict[str, Any]]]:
+    """Return (line number, object) of every row; blank lines are skipped.
+
+    The bytes of the file are kept, and a row is parsed when it is taken: the file may change while a run goes on.
+    """
     try:
         with regular(path).open("rb") as file:
-            for block in file:
-                # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
-                for line in block.removeprefix(BYTE_ORDER_MARK).splitlines():
-                    number += 1
-                    if line and not line.isspace():
-                        rows += 1
-                        yield number, _parse(line, f"{path} line {number}")
-    except InputError:
-        raise
+            data = file.read()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise unreadable(path, error) from error
-    if not rows:
+    lines, begins, number, place = array("q"), array("q"), 0, 0
+    for block in BytesIO(data):
+        # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
+        for line in block.splitlines(keepends=True):
+            number += 1
+            if line.removeprefix(BYTE_ORDER_MARK).strip():
+                lines.append(number)
+                begins.append(place)
+            place += len(line)
+    if not lines:
         raise InputError(f"{path} holds no rows; give a JSON Lines file with one object per line.")
+    begins.append(place)
+
+    def row(line: int, begin: int, end: int) -> tuple[int, dict[str, Any]]:
+        return line, _parse(data[begin:end], path, line)
+
+    return Lazy(
+        len(lines),
+        lambda index: row(lines[index], begins[index], begins[index + 1]),
+        lambda: map(row, lines, begins, islice(begins, 1, None)),
+    )
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
@@ -48,24 +98,27 @@ def unreadable(path: Path, error: Exception) -> InputError:
     return InputError(f"Cannot read the data file {path}: {reason}; check the path.{hint}")
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"))
-        if isinstance(row, dict):
+        text = line.removeprefix(BYTE_ORDER_MARK).decode("utf-8").strip()
+        row, end = _DECODER.raw_decode(text)  # without what json.loads does beside, which took longer
+        if isinstance(row, dict) and end == len(text):
             return row
+        row = json.loads(text)
         reason = f"is {kind_of(row)}, not an object; write one JSON object per line"
     except UnicodeDecodeError:
         reason = "is not UTF-8 text; save the file as UTF-8"
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
         message = getattr(error, "msg", None) or "too deep or too large"
         reason = f"is not JSON ({message}); write one JSON object per line"
-    raise InputError(f"{where} {reason}.")
+    raise InputError(f"{path} line {number} {reason}.")
 
 
 def value_at(row: Mapping[str, Any], column: str, absent: Any = None) -> Any:
     """Return what a column holds, or for `column.key` what its mapping holds there; `absent` if there is neither."""
     if column in row:
-        return native(row[column])
+        value = row[column]
+        return value if type(value) in OF_JSON else native(value)
     outer, dot, inner = column.partition(".")
     nested = row.get(outer)
     return value_at(nested, inner, absent) if dot and isinstance(nested, Mapping) else absent
@@ -79,7 +132,9 @@ def native(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         return [native(item) for item in value]
-    return {key: native(item) for key, item in value.items()} if isinstance(value, (dict, Mapping)) else value
+    if isinstance(value, (dict, Mapping)):
+        return {key: item if type(item) in OF_JSON else native(item) for key, item in value.items()}
+    return value
 
 
 def text_of(row: Mapping[str, Any], column: str, where: str, setting: str = "", taken: str = "") -> str:
@@ -87,6 +142,9 @@ def text_of(row: Mapping[str, Any], column: str, where: str, setting: str = "", 
 
     `setting` names the column, and `taken` one with another part, which is not suggested.
     """
+    value = row.get(column)
+    if type(value) is str and value and value.isascii() and not value.isspace():  # most of most data
+        return value
     value = value_at(row, column, row)
     if value is row:
         inner = [f"{name}.{key}" for name, nested in row.items() if isinstance(nested, Mapping) for key in nested]
