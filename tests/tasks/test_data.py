@@ -154,6 +154,12 @@ def test_held_out_problems_are_not_trained_on_however_they_are_spelt():
     assert not DataTask("mine", train[:1], [Problem("What is 2?", "1")]).notes
 
 
+def test_only_case_and_runs_of_spaces_make_no_difference():
+    train = [Problem(text, "1") for text in ("ab c", "STRASSE 1", "x\u00a0y", "z")]
+    task = DataTask("mine", train, [Problem(text, "1") for text in ("a bc", "stra\u00dfe\n1", "X y")])
+    assert prompts(task.training) == ["ab c", "z"]
+
+
 def test_problems_can_be_left_out(make):
     task = make()
     task.drop("even", [row for row, problem in enumerate(task.given) if int(problem.answer) % 2 == 0])

@@ -22,7 +22,7 @@ from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.saving import save_model
 from oblrpo.policy.sequences import Sequences, pad, take_columns
 from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
-from oblrpo.tasks.rows import at
+from oblrpo.tasks.rows import Lazy
 
 READING, CALLS = 24, {"cpu": 10**8, "cuda": 2 * 10**12}
 """What a forward with its backward takes beside its tokens: in tokens, and in tokens times parameters.
@@ -176,7 +176,7 @@ class Policy:
         found = dict(zip(first, self.lengths(shown, None), strict=True))
         times, beside = self.format.bound(self.tokenizer, shown) if self._knows_all else (math.inf, 0)
         rest = [place for place, size in enumerate(sizes) if times * (size + beside) > most and place not in found]
-        found |= zip(rest, self.lengths(at(prompts, rest), None), strict=True)
+        found |= zip(rest, self.lengths(Lazy(prompts.__getitem__, rest), None), strict=True)
         return dict(sorted(found.items()))
 
     def room(
@@ -195,7 +195,7 @@ class Policy:
         """
         least = min(most, least)
         lengths = self.long(prompts, sizes, min(enough, (self.longest - most) // spare))
-        self._check_fit(at(prompts, list(lengths)), lengths.values(), least)
+        self._check_fit(Lazy(prompts.__getitem__, list(lengths)), lengths.values(), least)
         longest = max(lengths.values())
         return longest, max(least, min(most, self.longest - spare * longest))
 

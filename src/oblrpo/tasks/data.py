@@ -6,15 +6,17 @@ import json
 import random
 import re
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 from oblrpo.errors import InputError
-from oblrpo.tasks.rows import Lazy, as_text, at, kind_of, native, text_of, value_at
+from oblrpo.tasks.rows import Lazy, as_text, kind_of, native, text_of, value_at
 from oblrpo.tasks.sources import Row, Rows, joined
 from oblrpo.tasks.task import NO_ARGS, SAID, Messages, Problem, check_whole, split_position
 
@@ -32,51 +34,41 @@ _LAST_DIGIT = re.compile(r"(?s).*[0-9]")
 _MINUS = re.compile(r"(?:^|[^\w)])[-\u2212]\$?$")
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(NamedTuple):
     """What is known of problems without making them, each list in their order."""
 
-    positions: array[float] = field(default_factory=lambda: array("d"))
+    positions: array[float]
     """Places in [0, 1) by which problems are held out (`split_position` of the prompt before any template)."""
-    folded: array[int] = field(default_factory=lambda: array("q"))
+    folded: array[int]
     """A hash of that prompt without case and spacing: problems of equal `key` have the same."""
-    bytes: array[int] = field(default_factory=lambda: array("q"))
+    bytes: array[int]
     """UTF-8 bytes of what the prompt says; 0 of what has to be read in whole, as the first messages of a kind have."""
-    kinds: set[object] = field(default_factory=set)
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> Outline:
         """Return what is known already, or else look at each problem."""
-        outline: Outline | None = getattr(problems, "known", None)
-        if outline is None:
-            outline = cls()
-            for problem in problems:
-                outline.add(problem)
+        if outline := getattr(problems, "known", None):
+            return cast(Outline, outline)
+        outline, kinds = cls(array("d"), array("q"), array("q")), set[Any]()
+        for problem in problems:
+            text = problem.text
+            question, size = problem.question or text, len(text.encode())
+            folded = question.casefold()
+            bare = folded.encode().translate(None, _SPACES) if folded.isascii() else "".join(folded.split()).encode()
+            if not isinstance(problem.prompt, str):
+                size *= (kind := _kind(problem.prompt)) is not None and kind in kinds
+                kinds.add(kind)
+            outline.positions.append(split_position(question))
+            outline.folded.append(hash(bare))
+            outline.bytes.append(size)
         return outline
-
-    def add(self, problem: Problem) -> None:
-        """Note the next problem."""
-        text = problem.text
-        question, size = problem.question or text, len(text.encode())
-        self.positions.append(split_position(question))
-        if question.isascii():
-            self.folded.append(hash(question.encode().translate(_LOWER, _SPACES)))
-        else:
-            self.folded.append(hash("".join(question.casefold().split()).encode()))
-        if not isinstance(problem.prompt, str):
-            kind = _kind(problem.prompt)
-            size = 0 if kind is None or kind not in self.kinds else size
-            self.kinds.add(kind)
-        self.bytes.append(size)
 
     def at(self, places: Sequence[int]) -> Outline:
         """Return what is known of the problems at these places."""
-        positions = array("d", map(self.positions.__getitem__, places))
-        folded, sizes = (array("q", map(each.__getitem__, places)) for each in (self.folded, self.bytes))
-        return Outline(positions, folded, sizes, self.kinds)
+        return Outline._make(array(each.typecode, map(each.__getitem__, places)) for each in self)
 
 
-_LOWER, _SPACES = bytes(range(256)).lower(), bytes(code for code in range(128) if chr(code).isspace())
+_SPACES = bytes(code for code in range(128) if chr(code).isspace())
 
 
 def _kind(messages: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, bool], ...] | None:
@@ -121,18 +113,18 @@ class DataTask:
 
     def _divide(self, fraction: float) -> None:
         self.fraction = fraction
-        source, known = (self.given, self._given) if self._splits else (self.own, self._own)
-        heldout = [row for row, position in enumerate(known.positions) if position < fraction or not self._splits]
-        training = [row for row, position in enumerate(self._given.positions) if position >= fraction or not self._splits]
+        given, own = self._given, self._given if self._splits else self._own
+        source = self.given if self._splits else self.own
+        heldout = [row for row, position in enumerate(own.positions) if position < fraction or not self._splits]
+        rest = [row for row, position in enumerate(given.positions) if position >= fraction or not self._splits]
         # In the order of their hashes the first few are a fair sample of all, of a file sorted by difficulty too.
-        self._heldout = at(source, array("q", sorted(heldout, key=known.positions.__getitem__)))
+        self._heldout = Lazy(source.__getitem__, array("q", sorted(heldout, key=own.positions.__getitem__)))
         # Prompts are compared only where their hashes agree.
-        folded = {known.folded[row] for row in heldout}
-        twins = {row for row in training if self._given.folded[row] in folded}
-        folded = {self._given.folded[row] for row in twins}
-        keys = {source[row].key for row in heldout if known.folded[row] in folded}
-        twins = {row for row in twins if self.given[row].key in keys}
-        self.training = at(self.given, array("q", (row for row in training if row not in twins)))
+        folded = {own.folded[row] for row in heldout}
+        folded &= {given.folded[row] for row in rest}
+        keys = {source[row].key for row in heldout if own.folded[row] in folded}
+        alone = (row for row in rest if given.folded[row] not in folded or self.given[row].key not in keys)
+        self.training = Lazy(self.given.__getitem__, array("q", alone))
         """The problems that are trained on."""
 
     def hold_out(self, least: int, beside: int) -> None:
@@ -171,20 +163,20 @@ class DataTask:
         return joined([self.training, self._heldout])
 
     @property
-    def prompts(self) -> tuple[Sequence[str | list[dict[str, Any]]], Sequence[int]]:
+    def prompts(self) -> tuple[Sequence[Any], Sequence[int]]:
         """The prompts of all rows, those that are held out too included, and their bytes (`Outline.bytes`)."""
         rows = joined([self.given, self.own])
-        return Lazy(len(rows), lambda row: rows[row].prompt), self._given.bytes + self._own.bytes
+        return Lazy(attrgetter("prompt"), rows), self._given.bytes + self._own.bytes
 
     def drop(self, what: str, unfit: Collection[int]) -> None:
         """Leave out problems by their places in `prompts`, and note how many, and `what` they are."""
         if not unfit:
             return
-        rows = len(self.given), len(self.given) + len(self.own)
-        self._dropped.append(f"{len(unfit)} of {rows[1]} problems of {self.name} are {what}; they are left out.")
-        given = array("q", (row for row in range(rows[0]) if row not in unfit))
-        own = array("q", (row - rows[0] for row in range(*rows) if row not in unfit))
-        self.given, self.own = at(self.given, given), at(self.own, own)
+        many, rows = len(self.given), len(self.given) + len(self.own)
+        self._dropped.append(f"{len(unfit)} of {rows} problems of {self.name} are {what}; they are left out.")
+        given = array("q", (row for row in range(many) if row not in unfit))
+        own = array("q", (row - many for row in range(many, rows) if row not in unfit))
+        self.given, self.own = Lazy(self.given.__getitem__, given), Lazy(self.own.__getitem__, own)
         self._given, self._own = self._given.at(given), self._own.at(own)
         self._divide(self.fraction)
 
@@ -200,7 +192,7 @@ class DataTask:
         """Return `size` held-out problems, or all if these are `least` at least; fewer are the first of more."""
         check_whole(f"{self.name}: the held-out size", size, 1)
         self._check_enough(len(self._heldout), least or size, "held-out", "eval_prompts", "raise")
-        return self._heldout[:size]
+        return list(islice(self._heldout, size))
 
     def _check_enough(self, rows: int, size: int, kind: str, setting: str, change: str) -> None:
         if rows >= size:
@@ -258,17 +250,16 @@ def problems_of(
         prompt = row.get(prompt_column)
         if not isinstance(prompt, list) or not _kind(prompt):
             prompt = value_at(row, prompt_column)
-        if isinstance(prompt, list) and prompt and all([isinstance(message, dict) for message in prompt]):
+        if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
             return Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row), answer, columns)
         question = text_of(row, prompt_column, where, "prompt_column", answer_column)
         # replace, not format: braces in a prompt are only text. A copy of every prompt would take half again.
         text = question if template == PLACEHOLDER else template.replace(PLACEHOLDER, question)
         return Problem(text, answer, columns, question)
 
-    outline = Outline()
-    for placed in rows:
-        outline.add(problem(*placed))
-    return Lazy(len(rows), lambda index: problem(*rows[index]), known=outline)
+    problems = Lazy(lambda placed: problem(*placed), rows)
+    problems.known = Outline.of(problems)
+    return problems
 
 
 def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any]) -> Messages:
@@ -351,7 +342,7 @@ def last_number(text: str) -> Decimal | None:
     if (digit := _LAST_DIGIT.match(text)) is None:
         return None
     run = len(text[: digit.end()].rstrip("0123456789,."))
-    *_, last = _NUMBER.finditer(text, run, digit.end())
+    last = deque(_NUMBER.finditer(text, run, digit.end()), maxlen=1).pop()
     if len(last[0]) > MAX_DIGITS:
         return None
     value = Decimal(last[0].replace(",", ""))

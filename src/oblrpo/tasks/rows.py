@@ -5,9 +5,8 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, SupportsIndex, TypeVar, overload
+from typing import Any, TypeVar
 
 from oblrpo.errors import InputError, did_you_mean, nearby
 from oblrpo.regular_files import regular
@@ -25,67 +24,51 @@ MOST_DIGITS = 4_000  # of a number; longer ones take a while to print, and of in
 Item = TypeVar("Item")
 
 
-class Lazy(Sequence[Item], Generic[Item]):
-    """Items of which each is made when it is taken, and none is kept: a million dicts take gigabytes."""
+class Lazy(Sequence[Item]):
+    """What a function makes of the items of a sequence, each when it is taken: a million dicts take gigabytes."""
 
-    def __init__(
-        self, count: int, item: Callable[[int], Item], every: Callable[[], Iterator[Item]] | None = None, known: Any = None
-    ) -> None:
-        self._count, self._item, self._every = count, item, every or (lambda: map(item, range(count)))
-        self.known = known
+    def __init__(self, make: Callable[[Any], Item], of: Sequence[Any]) -> None:
+        self._make, self._of = make, of
+        self.known: Any = None
         """What is known of all items without making them."""
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._of)
 
     def __iter__(self) -> Iterator[Item]:
-        return self._every()
+        return map(self._make, self._of)
 
-    @overload
-    def __getitem__(self, place: SupportsIndex) -> Item: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Item]: ...
     def __getitem__(self, place: Any) -> Any:
-        found = range(self._count)[place]
-        return self._item(found) if isinstance(found, int) else [self._item(each) for each in found]
-
-
-def at(items: Sequence[Item], places: Sequence[int]) -> Lazy[Item]:
-    """Return the items at these places, in their order."""
-    return Lazy(len(places), lambda index: items[places[index]])
+        return list(map(self._make, self._of[place])) if isinstance(place, slice) else self._make(self._of[place])
 
 
 def read_objects(path: Path) -> Lazy[tuple[int, dict[str, Any]]]:
     """Return (line number, object) of every row; blank lines are skipped.
 
-    The bytes of the file are kept, and a row is parsed when it is taken: the file may change while a run goes on.
+    The bytes of the file are kept, because it may change while a run goes on.
     """
     try:
         with regular(path).open("rb") as file:
             data = file.read()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise unreadable(path, error) from error
-    lines, begins, number, place = array("q"), array("q"), 0, 0
+    lines, begins, number, begin = array("q"), array("q"), 0, 0
     for block in BytesIO(data):
         # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
         for line in block.splitlines(keepends=True):
             number += 1
             if line.removeprefix(BYTE_ORDER_MARK).strip():
                 lines.append(number)
-                begins.append(place)
-            place += len(line)
+                begins.append(begin)
+            begin += len(line)
+    begins.append(begin)
     if not lines:
         raise InputError(f"{path} holds no rows; give a JSON Lines file with one object per line.")
-    begins.append(place)
 
-    def row(line: int, begin: int, end: int) -> tuple[int, dict[str, Any]]:
-        return line, _parse(data[begin:end], path, line)
+    def row(index: int) -> tuple[int, dict[str, Any]]:
+        return lines[index], _parse(data[begins[index] : begins[index + 1]], path, lines[index])
 
-    return Lazy(
-        len(lines),
-        lambda index: row(lines[index], begins[index], begins[index + 1]),
-        lambda: map(row, lines, begins, islice(begins, 1, None)),
-    )
+    return Lazy(row, range(len(lines)))
 
 
 def unreadable(path: Path, error: Exception) -> InputError:

@@ -5,14 +5,15 @@ import importlib
 import importlib.util
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError, did_you_mean, pip_install
 from oblrpo.regular_files import regular
-from oblrpo.tasks.rows import Item, Lazy, at, read_objects, unreadable, value_at
+from oblrpo.tasks.rows import Item, Lazy, read_objects, unreadable, value_at
 
 Row = dict[str, Any]
 Rows = Sequence[tuple[str, Row]]  # where each row stands, and its columns
@@ -64,7 +65,7 @@ def joined(parts: Sequence[Sequence[Item]]) -> Sequence[Item]:
         part = bisect_right(ends, index)
         return parts[part][index - ends[part]]
 
-    return parts[0] if len(parts) == 1 else Lazy(sum(map(len, parts)), item, lambda: chain.from_iterable(parts))
+    return parts[0] if len(parts) == 1 else Lazy(item, range(sum(map(len, parts))))
 
 
 def keep_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
@@ -81,16 +82,12 @@ def keep_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
             kept.append(index)
     if rows and not kept:
         raise InputError(f"where {dict(where)} leaves none of {len(rows)} rows; a number and its text are not equal.")
-    return at(rows, kept)
+    return Lazy(rows.__getitem__, kept)
 
 
 def _read_jsonl(path: Path) -> Rows:
-    rows, name = read_objects(path), str(path)
-
-    def placed(numbered: tuple[int, Row]) -> tuple[str, Row]:
-        return f"{name} line {numbered[0]}", numbered[1]
-
-    return Lazy(len(rows), lambda index: placed(rows[index]), lambda: map(placed, rows))
+    name = str(path)
+    return Lazy(lambda numbered: (f"{name} line {numbered[0]}", numbered[1]), read_objects(path))
 
 
 def _read_csv(path: Path) -> Rows:
@@ -121,33 +118,33 @@ def _read_csv(path: Path) -> Rows:
 def _read_table(path: Path) -> Rows:
     is_arrow = path.suffix.lower() == ".arrow"  # as `datasets` writes one
     arrow = _library("pyarrow", f"to read {path}")
-
-    def taken(part: Any) -> list[Row]:
-        try:
-            rows: list[Row] = part.to_pylist()
-        except Exception as error:  # pyarrow raises many kinds
-            raise unreadable(path, error) from error
-        return rows
-
-    def every() -> Iterator[tuple[str, Row]]:
-        parts = map(taken, table.to_batches(max_chunksize=64))
-        return ((f"{path} row {index}", row) for index, row in enumerate(chain.from_iterable(parts)))
-
     pool = arrow.default_memory_pool()
     try:
         with regular(path).open("rb") as file:
-            # In small parts, by one thread and from the system's heap, which together takes the least memory.
+            # In small parts, by one thread and on the system's heap, which together takes the least memory.
             arrow.set_memory_pool(arrow.system_memory_pool())
-            source = arrow.ipc.open_stream(file) if is_arrow else _library("pyarrow.parquet").ParquetFile(file)
-            table = arrow.Table.from_batches(source if is_arrow else source.iter_batches(1 << 14, use_threads=False))
-    except Exception as error:
+            if is_arrow:
+                table = arrow.ipc.open_stream(file).read_all()
+            else:
+                parts = _library("pyarrow.parquet").ParquetFile(file)
+                table = arrow.Table.from_batches(parts.iter_batches(1 << 14, use_threads=False), parts.schema_arrow)
+    except Exception as error:  # pyarrow raises many kinds
         raise unreadable(path, error) from error
     finally:
         arrow.set_memory_pool(pool)
     if not len(table):
         raise InputError(f"{path} holds no rows.")
     _refuse_twice(path, table.column_names)
-    return Lazy(len(table), lambda index: (f"{path} row {index}", taken(table.slice(index, 1))[0]), every)
+
+    @lru_cache(maxsize=1)
+    def block(number: int) -> list[Row]:
+        try:
+            rows: list[Row] = table.slice(64 * number, 64).to_pylist()
+        except Exception as error:
+            raise unreadable(path, error) from error
+        return rows
+
+    return Lazy(lambda index: (f"{path} row {index}", block(index // 64)[index % 64]), range(len(table)))
 
 
 def _refuse_twice(path: Path, names: Sequence[str]) -> None:
