@@ -342,7 +342,8 @@ def last_number(text: str) -> Decimal | None:
     if (digit := _LAST_DIGIT.match(text)) is None:
         return None
     run = len(text[: digit.end()].rstrip("0123456789,."))
-    last = deque(_NUMBER.finditer(text, run, digit.end()), maxlen=1).pop()
+    where = text, run, digit.end()
+    last = _NUMBER.fullmatch(*where) or deque(_NUMBER.finditer(*where), maxlen=1).pop()
     if len(last[0]) > MAX_DIGITS:
         return None
     value = Decimal(last[0].replace(",", ""))

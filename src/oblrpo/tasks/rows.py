@@ -1,6 +1,8 @@
 """Reading a JSON Lines file, with errors that name the line and the column."""
 
+import gzip
 import json
+import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -45,12 +47,13 @@ class Lazy(Sequence[Item]):
 def read_objects(path: Path) -> Lazy[tuple[int, dict[str, Any]]]:
     """Return (line number, object) of every row; blank lines are skipped.
 
-    The bytes of the file are kept, because it may change while a run goes on.
+    The file may be packed with gzip. Its bytes are kept, because it may change while a run goes on.
     """
     try:
         with regular(path).open("rb") as file:
             data = file.read()
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except (OSError, ValueError, EOFError, zlib.error) as error:  # ValueError: a null byte in the path
         raise unreadable(path, error) from error
     lines, begins, number, begin = array("q"), array("q"), 0, 0
     for block in BytesIO(data):
