@@ -247,11 +247,11 @@ def problems_of(
         for fault in faults:
             if why := fault(columns, answer, answer_column):
                 raise InputError(f"{where}: {why}")
-        prompt = row.get(prompt_column)
-        if not isinstance(prompt, list) or not _kind(prompt):
-            prompt = value_at(row, prompt_column)
-        if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
-            return Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row), answer, columns)
+        prompt: Any = row.get(prompt_column)
+        plain = isinstance(prompt, list) and bool(_kind(prompt))
+        prompt = prompt if plain else value_at(row, prompt_column)
+        if plain or (isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt)):
+            return Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row, plain), answer, columns)
         question = text_of(row, prompt_column, where, "prompt_column", answer_column)
         # replace, not format: braces in a prompt are only text. A copy of every prompt would take half again.
         text = question if template == PLACEHOLDER else template.replace(PLACEHOLDER, question)
@@ -262,9 +262,9 @@ def problems_of(
     return problems
 
 
-def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any]) -> Messages:
-    """Return checked messages, with the arguments that `row` has for their template."""
-    if _kind(given):
+def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any], plain: bool) -> Messages:
+    """Return checked messages, with the arguments that `row` has for their template; `plain`: they have a `_kind`."""
+    if plain:
         messages, texts = given, [message["content"] for message in given]
     else:
         # A table fills up with nulls what some messages have and others have not; that a content is null is said.
