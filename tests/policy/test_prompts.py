@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tokenizers import normalizers
 from transformers import BloomConfig, BloomForCausalLM, OPTConfig, OPTForCausalLM
 
 from oblrpo.errors import InputError
@@ -13,6 +14,8 @@ from oblrpo.policy import Policy, PromptFormat, byte_tokenizer, load_policy, mak
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
+from oblrpo.tasks import Problem
+from oblrpo.tasks.data import Outline
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -180,3 +183,67 @@ def test_lengths_are_those_of_the_tokens_of_texts_and_messages(chatty, monkeypat
     with pytest.raises(InputError, match=r"the prompt 'ccccc.*50 tokens"):
         chatty.lengths(prompts, chatty.longest - 45)
     assert chatty.lengths(["c" * (chatty.longest + 1)], room=None) == [chatty.longest + 1]
+
+
+def bytes_of(prompts):
+    return Outline.of([Problem(prompt, "") for prompt in prompts]).bytes
+
+
+@pytest.fixture
+def short(chatty, monkeypatch):
+    """Tokens are bytes, but <eos> is one: prompts of most bytes are not the longest."""
+    monkeypatch.setattr("oblrpo.policy.model.BLOCK", 2)
+    chatty.tokenizer.split_special_tokens = False
+    assert chatty.lengths(["<eos>a"]) == [2]
+    return chatty
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()])
+def test_only_prompts_that_may_be_long_are_counted(short, monkeypatch, normalizer):
+    short.tokenizer.backend_tokenizer.normalizer = normalizer
+    tools = [{"role": "user", "content": "x", "name": "y" * 30}]
+    prompts = [
+        *("<eos>" * 40 + str(n) for n in range(9)),
+        *("c" * n for n in range(1, 60)),
+        "\u0958" * 20,  # which NFC makes twice as long, and NFKC may make others ten times
+        *([{"role": "user", "content": "d" * n}] for n in (5, 50, 6, 70, 1)),
+        *([tools] * 4),
+    ]
+    counted = []
+    lengths, exact = short.lengths, short.lengths(prompts)
+    monkeypatch.setattr(Policy, "lengths", lambda self, some, room: counted.extend(some) or lengths(some, room))
+    for most in (0, 60, 700):
+        counted.clear()
+        found = short.long(prompts, bytes_of(prompts), most)
+        assert found == {place: exact[place] for place in found}
+        assert {place for place, length in enumerate(exact) if length > most} <= found.keys()
+        assert list(found) == sorted(found)
+        assert len(counted) == len(found)
+        assert counted.count(tools) == 4
+        assert (len(found) == len(prompts)) == (most == 0 or isinstance(normalizer, normalizers.NFKC))
+    # 2 of most bytes, the first messages of their kind, and those whose bytes say nothing.
+    assert len(found) in {2 + 1 + 4, len(prompts)}
+
+
+def test_the_longest_prompt_is_exact_where_it_matters(short):
+    prompts = ["c" * 180, *("<eos>" * 40 + str(n) for n in range(9))]
+    sizes = bytes_of(prompts)
+    assert short.room(prompts, 10) == (180, 10)
+    assert short.room(prompts, 10, sizes=sizes) == (41, 10)
+    assert short.room(prompts, 10, sizes=sizes, enough=179) == (180, 10)
+    assert short.room(prompts, short.longest - 100, sizes=sizes) == (180, short.longest - 180)
+    with pytest.raises(InputError, match=r"the prompt 'ccccc.*180 tokens"):
+        short.room(prompts, short.longest - 100, least=short.longest - 100, sizes=sizes)
+
+
+def test_messages_of_a_kind_are_shown_to_the_template_once_and_others_each(chatty, monkeypatch):
+    """A template sees roles, and which contents are blank; of whatever else messages have it sees all."""
+    shown = []
+    show = PromptFormat.text
+    monkeypatch.setattr(PromptFormat, "text", lambda self, *given: shown.append(given[1]) or show(self, *given))
+    monkeypatch.setattr("oblrpo.policy.model.BLOCK", 1)
+    user, blank = {"role": "user", "content": "x"}, {"role": "user", "content": " "}
+    kinds = [[user], [blank, user], [user, user]]
+    prompts = [*kinds * 3, [user | {"name": "n"}], [user | {"name": "m"}]]
+    chatty.long(prompts, bytes_of(prompts), 900)
+    assert shown == [*kinds, kinds[1], *prompts[-2:]]  # and one of those that have most bytes

@@ -154,12 +154,18 @@ def test_held_out_problems_are_not_trained_on_however_they_are_spelt():
     assert not DataTask("mine", train[:1], [Problem("What is 2?", "1")]).notes
 
 
+def test_only_case_and_runs_of_spaces_make_no_difference():
+    train = [Problem(text, "1") for text in ("ab c", "STRASSE 1", "x\u00a0y", "z")]
+    task = DataTask("mine", train, [Problem(text, "1") for text in ("a bc", "stra\u00dfe\n1", "X y")])
+    assert prompts(task.training) == ["ab c", "z"]
+
+
 def test_problems_can_be_left_out(make):
     task = make()
-    task.drop("even", lambda problem: int(problem.answer) % 2 == 0)
+    task.drop("even", [row for row, problem in enumerate(task.given) if int(problem.answer) % 2 == 0])
     assert task.notes == ["100 of 200 problems of sums are even; they are left out."]
     assert all(int(problem.answer) % 2 for problem in task.problems)
-    task.drop("long", lambda problem: False)
+    task.drop("long", [])
     assert len(task.notes) == 1
 
 
@@ -187,17 +193,20 @@ def test_a_file_comes_to_the_same_problems_in_every_version(tmp_path):
     digest = hashlib.sha256()
     for options in ({}, {"heldout_fraction": 0.3, "seed": 5}):
         task = task_of_file(file, prompt_template="Q: {prompt}", **options)
-        problems = [problem for step in (0, 3, 50) for problem in task.train_batch(step, 8)] + task.problems
+        problems = [problem for step in (0, 3, 50) for problem in task.train_batch(step, 8)]
+        problems += task.problems
         shown = [[each.prompt, each.answer, dict(each.columns), each.question] for each in problems]
         digest.update(json.dumps([shown, task.notes]).encode())
     assert digest.hexdigest() == "d7748e7a6660688f6bb4fb27120c55fa02fcb2c6e921e2c075989b1d731c9ed3"
 
 
-def test_rows_of_a_file_are_read_one_by_one_and_share_what_they_have_in_common(tmp_path):
+def test_rows_of_a_file_are_parsed_when_they_are_taken(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f'{{"prompt": "What is {n} + 1?", "answer": "{n + 1}"}}\n' for n in range(3)))
     rows = read_source([str(file)], "train")
     assert next(iter(rows)) == (f"{file} line 1", {"prompt": "What is 0 + 1?", "answer": "1"})
-    first, second, _ = problems_of(read_source([str(file)], "train"), "prompt", "answer", "{prompt}")
-    assert first.prompt is first.question
-    assert next(iter(first.columns)) is next(iter(second.columns))
+    problems = problems_of(read_source([str(file)], "train"), "prompt", "answer", "{prompt}")
+    file.write_text("another file")
+    assert [problem.prompt for problem in problems] == [f"What is {n} + 1?" for n in range(3)]
+    assert problems[-1] == problems[2] == problems[1:][1]
+    assert problems[2] is not problems[2]

@@ -1,5 +1,6 @@
 """Every way a data file can be wrong, by its message."""
 
+import gzip
 import json
 import re
 
@@ -117,6 +118,14 @@ def test_line_ends_a_byte_order_mark_and_a_missing_last_newline_are_fine(write):
     marked = b"\xef\xbb\xbf" + GOOD
     assert [line for line, _ in read_objects(write(marked + b"\r\n" + GOOD))] == [1, 2]
     assert len(list(read_objects(write(marked + b"\n" + marked)))) == 2  # of two files, one behind the other
+
+
+def test_a_file_packed_with_gzip_is_read(write):
+    packed = gzip.compress(GOOD + b"\n" + GOOD)
+    assert [line for line, _ in read_objects(write(packed))] == [1, 2]
+    for damaged in (packed[:-9], packed[:12] + b"\xff" * 9 + packed[21:]):
+        with pytest.raises(InputError, match=r"Cannot read the data file .*rows.jsonl: "):
+            read_objects(write(damaged))
 
 
 def test_lines_of_another_format_behind_json_are_refused(write):

@@ -77,6 +77,31 @@ def test_parquet(tmp_path):
         list(read_source([str(path)], "train"))
 
 
+def test_a_table_of_several_parts_and_types(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{n}?"}], "answer": n, "none": None, "when": None} for n in range(200)
+    ]
+    messages = pyarrow.list_(pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.large_string())]))
+    types = [("prompt", messages), ("answer", pyarrow.int64()), ("none", pyarrow.null()), ("when", pyarrow.date32())]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows, pyarrow.schema(types)), path, row_group_size=70)
+    found = read_source([str(path)])
+    assert list(found) == [(f"{path} row {n}", row) for n, row in enumerate(rows)]
+    assert found[130] == (f"{path} row 130", rows[130])
+    assert found[-1] == found[199:][0] == (f"{path} row 199", rows[199])
+    assert len(read_source([str(path)] * 2)) == 400
+    assert read_source([str(path)] * 2)[330] == found[130]
+    twice = pyarrow.table([["a"], ["b"]], names=["prompt", "prompt"])
+    parquet.write_table(twice, path)
+    with pytest.raises(InputError, match=r"rows.parquet has two columns 'prompt'; rename one."):
+        read_source([str(path)])
+    parquet.write_table(twice.slice(0, 0), path)
+    with pytest.raises(InputError, match=r"rows.parquet holds no rows"):
+        read_source([str(path)])
+
+
 def test_parquet_without_pyarrow(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pyarrow is needed to read x.parquet; .*oblrpo\[data\]"):

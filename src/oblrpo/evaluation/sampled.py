@@ -146,11 +146,9 @@ def collect(
     `completion_ids`, too.
     """
     prompts, length = [problem.prompt for problem in problems], sampling.max_completion_length
-    if length is None:
-        longest, length = policy.room(prompts, LONGEST)
-        length = sampling.fit(longest, length, LEAST_COMPLETION)
-    else:
-        sampling.fit(longest := max(policy.lengths(prompts, length)), length, least=length)
+    least = LEAST_COMPLETION if length is None else length
+    longest, length = policy.room(prompts, LONGEST if length is None else length, least)
+    length = sampling.fit(longest, length, least)
     settings = settings_of(policy, problems, sampling, length)
     if sampling.sampler == "transformers":
         asked, most = {"samples": sampling.samples}, min(sampling.problems_per_batch, len(problems))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.saving import save_model
 from oblrpo.policy.sequences import Sequences, pad, take_columns
 from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
+from oblrpo.tasks.rows import Lazy
 
 READING, CALLS = 24, {"cpu": 10**8, "cuda": 2 * 10**12}
 """What a forward with its backward takes beside its tokens: in tokens, and in tokens times parameters.
@@ -165,10 +168,40 @@ class Policy:
             self._check_fit(prompts, lengths, room)
         return lengths
 
-    def room(self, prompts: Sequence[Prompt], most: int, spare: int = 1) -> tuple[int, int]:
-        """Return the tokens of the longest prompt, and those that a context with `spare` such leaves, up to `most`."""
-        least = min(most, LEAST_COMPLETION)
-        longest = max(self.lengths(prompts, least))
+    def long(self, prompts: Sequence[Prompt], sizes: Sequence[int], most: int) -> dict[int, int]:
+        """Return the lengths of all prompts with more than `most` tokens, and of some others, by their places.
+
+        `sizes` are the bytes of each prompt, by which most need not be counted; 0 where it has to be. The others are
+        those that have the most bytes.
+        """
+        sizes = sizes or [0] * len(prompts)
+        first = nlargest(BLOCK, range(len(prompts)), key=sizes.__getitem__)
+        first = sorted({*first, *(place for place, size in enumerate(sizes) if not size)})
+        shown = [prompts[place] for place in first]
+        found = dict(zip(first, self.lengths(shown, None), strict=True))
+        times, beside = self.format.bound(self.tokenizer, shown) if self._knows_all else (math.inf, 0)
+        rest = [place for place, size in enumerate(sizes) if times * (size + beside) > most and place not in found]
+        found |= zip(rest, self.lengths(Lazy(prompts.__getitem__, rest), None), strict=True)
+        return dict(sorted(found.items()))
+
+    def room(
+        self,
+        prompts: Sequence[Prompt],
+        most: int,
+        least: int = LEAST_COMPLETION,
+        spare: int = 1,
+        sizes: Sequence[int] = (),
+        enough: int = sys.maxsize,
+    ) -> tuple[int, int]:
+        """Return the tokens of the longest prompt, and those that a context with `spare` such leaves, up to `most`.
+
+        A context must leave `least`. With `sizes` (see `long`) the first is exact where it is over `enough` or leaves
+        less than `most`; else it may be that of a shorter prompt.
+        """
+        least = min(most, least)
+        lengths = self.long(prompts, sizes, min(enough, (self.longest - most) // spare))
+        self._check_fit(Lazy(prompts.__getitem__, list(lengths)), lengths.values(), least)
+        longest = max(lengths.values())
         return longest, max(least, min(most, self.longest - spare * longest))
 
     @cached_property
@@ -188,9 +221,9 @@ class Policy:
 
     def _check_fit(self, prompts: Sequence[Prompt], lengths: Iterable[int], room: int) -> None:
         longest = self.longest
-        for prompt, length in zip(prompts, lengths, strict=True):
+        for place, length in enumerate(lengths):
             if length + room > longest:
-                text = self.format.text(self.tokenizer, prompt)
+                text = self.format.text(self.tokenizer, prompts[place])
                 raise InputError(
                     f"the prompt {text[:40]!r}... has {length} tokens; with completions of {room} it does not fit "
                     f"the model's {longest}: shorten it, lower max_completion_length, or set max_prompt_length."

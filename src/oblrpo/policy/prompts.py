@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,6 +138,12 @@ Prompt = str | Sequence[Mapping[str, Any]]
 TEMPLATE_SECONDS = 60.0
 """How long templates may take; a thousand prompts take a tenth of a second by those that models come with."""
 
+MARKS_OF_SPACES = (
+    {"type": "Prepend", "prepend": "\u2581"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+)
+"""Steps of normalizers that put a character of three bytes for a space; NFC, too, makes no text longer than that."""
+
 SET = "set --chat (chat=True in Python)"
 BARE = (
     "the model has a chat template, but the prompts are plain text and do not go through it. That suits a base model; "
@@ -178,6 +186,24 @@ class PromptFormat:
         if not all(rows):
             raise InputError("a prompt is empty; the policy needs at least one token to continue.")
         return rows
+
+    def bound(self, tokenizer: Any, shown: Sequence[Prompt]) -> tuple[float, int]:
+        """Return `times` and `beside`: a prompt has at most times (bytes + beside) tokens; infinity if that is unknown.
+
+        No token of a fast tokenizer stands for less than a byte of the text that its normalizer leaves. What a chat
+        template puts beside the text of messages is the most that it puts beside those in `shown`.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        steps = json.loads(backend.normalizer.__getstate__()) if backend and backend.normalizer else {"normalizers": []}
+        steps = steps.get("normalizers", [steps])
+        known = backend and all(step["type"] == "NFC" or step in MARKS_OF_SPACES for step in steps)
+        beside = 1 + _added(tokenizer, "a")[0]  # 1: a space that may be put before
+        for prompt in shown:
+            if not self.is_text(prompt):
+                texts = [prompt] if isinstance(prompt, str) else [str(each.get("content", "")) for each in prompt]
+                text = self._conversation(tokenizer, prompt).text
+                beside = max(beside, len(text.encode()) - len("".join(texts).encode()))
+        return (3 if steps else 1) if known else math.inf, beside
 
     def is_text(self, prompt: Prompt) -> bool:
         """Whether the model reads the prompt as it is, and not in the chat template."""

@@ -1,15 +1,20 @@
 """Reading a JSON Lines file, with errors that name the line and the column."""
 
+import gzip
 import json
-from collections.abc import Iterator, Mapping
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oblrpo.errors import InputError, did_you_mean, nearby
 from oblrpo.regular_files import regular
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DECODER = json.JSONDecoder()
 OF_JSON = {str, int, float, bool, type(None)}
 OFTEN_CALLED = {
     "prompt_column": ("prompt", "question", "problem", "instruction", "input", "query", "messages", "text"),
@@ -18,24 +23,55 @@ OFTEN_CALLED = {
 MOST_DIGITS = 4_000  # of a number; longer ones take a while to print, and of integers Python prints 4,300
 
 
-def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every row, read lazily; blank lines are skipped."""
-    number, rows = 0, 0
+Item = TypeVar("Item")
+
+
+class Lazy(Sequence[Item]):
+    """What a function makes of the items of a sequence, each when it is taken: a million dicts take gigabytes."""
+
+    def __init__(self, make: Callable[[Any], Item], of: Sequence[Any]) -> None:
+        self._make, self._of = make, of
+        self.known: Any = None
+        """What is known of all items without making them."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(self._make, self._of)
+
+    def __getitem__(self, place: Any) -> Any:
+        return list(map(self._make, self._of[place])) if isinstance(place, slice) else self._make(self._of[place])
+
+
+def read_objects(path: Path) -> Lazy[tuple[int, dict[str, Any]]]:
+    """Return (line number, object) of every row; blank lines are skipped.
+
+    The file may be packed with gzip. Its bytes are kept, because it may change while a run goes on.
+    """
     try:
         with regular(path).open("rb") as file:
-            for block in file:
-                # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
-                for line in block.removeprefix(BYTE_ORDER_MARK).splitlines():
-                    number += 1
-                    if line and not line.isspace():
-                        rows += 1
-                        yield number, _parse(line, f"{path} line {number}")
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+            data = file.read()
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except (OSError, ValueError, EOFError, zlib.error) as error:  # ValueError: a null byte in the path
         raise unreadable(path, error) from error
-    if not rows:
+    lines, begins, number, begin = array("q"), array("q"), 0, 0
+    for block in BytesIO(data):
+        # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
+        for line in block.splitlines(keepends=True):
+            number += 1
+            if line.removeprefix(BYTE_ORDER_MARK).strip():
+                lines.append(number)
+                begins.append(begin)
+            begin += len(line)
+    begins.append(begin)
+    if not lines:
         raise InputError(f"{path} holds no rows; give a JSON Lines file with one object per line.")
+
+    def row(index: int) -> tuple[int, dict[str, Any]]:
+        return lines[index], _parse(data[begins[index] : begins[index + 1]], path, lines[index])
+
+    return Lazy(row, range(len(lines)))
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
@@ -48,24 +84,27 @@ def unreadable(path: Path, error: Exception) -> InputError:
     return InputError(f"Cannot read the data file {path}: {reason}; check the path.{hint}")
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"))
-        if isinstance(row, dict):
+        text = line.removeprefix(BYTE_ORDER_MARK).decode("utf-8").strip()
+        row, end = _DECODER.raw_decode(text)  # without what json.loads does beside, which took longer
+        if isinstance(row, dict) and end == len(text):
             return row
+        row = json.loads(text)
         reason = f"is {kind_of(row)}, not an object; write one JSON object per line"
     except UnicodeDecodeError:
         reason = "is not UTF-8 text; save the file as UTF-8"
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
         message = getattr(error, "msg", None) or "too deep or too large"
         reason = f"is not JSON ({message}); write one JSON object per line"
-    raise InputError(f"{where} {reason}.")
+    raise InputError(f"{path} line {number} {reason}.")
 
 
 def value_at(row: Mapping[str, Any], column: str, absent: Any = None) -> Any:
     """Return what a column holds, or for `column.key` what its mapping holds there; `absent` if there is neither."""
     if column in row:
-        return native(row[column])
+        value = row[column]
+        return value if type(value) in OF_JSON else native(value)
     outer, dot, inner = column.partition(".")
     nested = row.get(outer)
     return value_at(nested, inner, absent) if dot and isinstance(nested, Mapping) else absent
@@ -79,7 +118,9 @@ def native(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         return [native(item) for item in value]
-    return {key: native(item) for key, item in value.items()} if isinstance(value, (dict, Mapping)) else value
+    if isinstance(value, (dict, Mapping)):
+        return {key: item if type(item) in OF_JSON else native(item) for key, item in value.items()}
+    return value
 
 
 def text_of(row: Mapping[str, Any], column: str, where: str, setting: str = "", taken: str = "") -> str:
@@ -87,6 +128,9 @@ def text_of(row: Mapping[str, Any], column: str, where: str, setting: str = "", 
 
     `setting` names the column, and `taken` one with another part, which is not suggested.
     """
+    value = row.get(column)
+    if type(value) is str and value and value.isascii() and not value.isspace():  # most of most data
+        return value
     value = value_at(row, column, row)
     if value is row:
         inner = [f"{name}.{key}" for name, nested in row.items() if isinstance(nested, Mapping) for key in nested]

@@ -98,8 +98,11 @@ class Demonstrator(Verifier, Protocol):
 
 
 def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if type(content) is str and len(message) == 2 and "role" in message:  # most messages
+        return content
     further = {key: value for key, value in message.items() if key in SAID}
-    return " ".join(as_text(part) for part in (message.get("content"), further) if part)
+    return " ".join(as_text(part) for part in (content, further) if part)
 
 
 def split_position(key: str) -> float:

@@ -92,7 +92,7 @@ def read_rows(config: TrainConfig, objects: Objects) -> list[Demonstration]:
     if not names:
         return []
     objects.check(sft_data=names)
-    given = list(read_source(names, "train", objects.rows))
+    given = read_source(names, "train", objects.rows)
     template = task.prompt_template or (TEMPLATE if task.task in BENCHMARKS else PLACEHOLDER)
     problems = problems_of(given, task.prompt_column, "", template)
     return [

@@ -1,5 +1,6 @@
 """The parts of a run, made from its config; configs that cannot work are refused here, and others adjusted."""
 
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -146,17 +147,21 @@ def adjust(
     heldout = task.heldout(now["eval_prompts"], PAIR if "eval_prompts" in free else None)
     now["eval_prompts"], why["eval_prompts"] = len(heldout), "no more are held out"
     first = task.train_batch(1, now["prompts_per_step"])
-    prompts = [problem.prompt for problem in (data.problems if data else [*heldout, *first])]
+    prompts, sizes = data.prompts if data else ([problem.prompt for problem in [*heldout, *first]], ())
     room, why["max_completion_length"] = now["max_completion_length"], "the model's context"
+    least, spare = room, 1 if data else 2  # prompts that are yet to come may be longer
     if "max_completion_length" in free:
+        least = LEAST_COMPLETION
         if not (config.policy.model or now["sft_data"] or now["warm_start_steps"]):
             room, why["max_completion_length"] = min(room, UNTRAINED), "a policy that is built begins with random text"
-        longest, of_model = policy.room(prompts, room, spare := 1 if data else 2)  # those yet to come may be longer
-        if (room := config.rollout.fit(longest, of_model, LEAST_COMPLETION, spare)) < of_model:
-            why["max_completion_length"] = "vllm_args.max_model_len"
-    else:
-        config.rollout.fit(longest := max(policy.lengths(prompts, room)), room, least=room)
-    check_lengths(policy, lambda: longest + room)
+    # Prompts of up to `enough` tokens change nothing below.
+    of_vllm = config.rollout.vllm.max_model_len if config.rollout.sampler == "vllm" else None
+    group = now["tokens_per_micro_batch"] // now["num_generations"] or sys.maxsize
+    enough = min(((of_vllm or sys.maxsize) - room) // spare, group - room)
+    longest, of_model = policy.room(prompts, room, least, spare, sizes, enough)
+    if (room := config.rollout.fit(longest, of_model, least, spare)) < of_model:
+        why["max_completion_length"] = "vllm_args.max_model_len"
+    check_lengths(policy, lambda: max(policy.long(prompts, sizes, 0).values()) + room)
     needed = (longest + room) * now["num_generations"]
     now["max_completion_length"], why["tokens_per_micro_batch"] = room, "one prompt with its completions"
     if 0 < now["tokens_per_micro_batch"] < needed:

@@ -20,7 +20,7 @@ from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import load_benchmark
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
 from oblrpo.tasks.rows import native, value_at
-from oblrpo.tasks.sources import Stream, is_hub_name, keep_rows, read_source
+from oblrpo.tasks.sources import Rows, is_hub_name, keep_rows, read_source
 from oblrpo.trainer.demonstrations import Demonstration
 
 
@@ -89,10 +89,8 @@ def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
         return
     if not isinstance(task, DataTask):
         raise InputError(f"max_prompt_length needs data; the task {task.name!r} generates its problems.")
-    rows = [*task.given, *task.own]
-    lengths = policy.lengths([problem.prompt for problem in rows], room=None)
-    long = {id(problem) for problem, length in zip(rows, lengths, strict=True) if length > most}
-    task.drop(f"longer than {most} tokens (max_prompt_length)", lambda problem: id(problem) in long)
+    long = {row for row, length in policy.long(*task.prompts, most).items() if length > most}
+    task.drop(f"longer than {most} tokens (max_prompt_length)", long)
 
 
 def _benchmark(task: TaskConfig, seed: int) -> Task:
@@ -111,7 +109,7 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
     return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",), about)
 
 
-def data_problems(task: TaskConfig, objects: Objects, split: str = "train") -> list[Problem]:
+def data_problems(task: TaskConfig, objects: Objects, split: str = "train") -> Sequence[Problem]:
     """Return the problems of `data`, in the order of its rows; `split` is that of a data set whose name says none."""
     return _problems(keep_rows(read_source(task.data, split, objects.rows), task.where), task)
 
@@ -133,7 +131,7 @@ def name_of(data: Sequence[str]) -> str:
     return "data" if data[0].startswith(PREFIX) else Path(data[0]).stem
 
 
-def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:
+def _problems(rows: Rows, task: TaskConfig) -> Sequence[Problem]:
     template = task.prompt_template or PLACEHOLDER
     # A reward of the user's may do with any answer, or without one; what it needs it says itself.
     compared, faults = of_rows(task.rewards or ["numeric"])
