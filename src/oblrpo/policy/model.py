@@ -179,7 +179,8 @@ class Policy:
         first = sorted({*first, *(place for place, size in enumerate(sizes) if not size)})
         shown = [prompts[place] for place in first]
         found = dict(zip(first, self.lengths(shown, None), strict=True))
-        times, beside = self.format.bound(self.tokenizer, shown) if self._knows_all else (math.inf, 0)
+        bounded = self._knows_all and len(first) < len(prompts)
+        times, beside = self.format.bound(self.tokenizer, shown) if bounded else (math.inf, 0)
         rest = [place for place, size in enumerate(sizes) if times * (size + beside) > most and place not in found]
         found |= zip(rest, self.lengths(Lazy(prompts.__getitem__, rest), None), strict=True)
         return dict(sorted(found.items()))
