@@ -199,7 +199,7 @@ def whole_run(table: Table, name: str, trained: str, folder: Path, place: Path, 
         said, seconds, peak = process(words, place / f"{part}.log")
         note = ""
         if part == "dry run":
-            found = re.search(r"about ([\d.]+) GB at the peak of a step \((.*)\)", " ".join(said.split()))
+            found = re.search(r"memory +about ([\d.]+) GB at the peak, (.*?)\n", said)
             foretold, note = (found[1], found[2]) if found else ("", "no memory foretold")
         elif (run / "metrics.jsonl").is_file() and "export" not in part:
             steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
