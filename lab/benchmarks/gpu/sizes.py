@@ -85,7 +85,7 @@ def _line(
     with TemporaryDirectory() as folder:
         settings = given | STEP | words | (TINY_STEP if small else {}) | {"output": f"{folder}/run"}
         trainer = Trainer(with_settings(TrainConfig(), settings, "sizes"), objects=objects)
-        foretold = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, 0).total / GB
+        foretold = peak_memory(trainer.policy, trainer.config, trainer.longest_prompt).total / GB
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
         try:
