@@ -164,7 +164,7 @@ def test_out_of_memory(small_run):
     complained(
         small_run(model_args={"hidden_size": 2**30, "num_attention_heads": 2}),
         "out of memory",
-        "prompts_per_micro_batch",
+        "max_num_seqs",
     )
 
 

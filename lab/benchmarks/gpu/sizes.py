@@ -108,7 +108,7 @@ def _run(page: Page, names: tuple[str, str, str], words: dict[str, Any], device:
     output = f"{folder}/{names[2].partition(',')[0]}"
     settings = given | STEP | words | (TINY_STEP if small else {}) | {"output": output, "device": device}
     trainer = Trainer(with_settings(TrainConfig(), settings, "sizes"), objects=objects)
-    foretold = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, 0).total / GB
+    foretold = peak_memory(trainer.policy, trainer.config, trainer.longest_prompt).total / GB
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
     try:

@@ -106,11 +106,6 @@ class Policy:
         """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    @cached_property
-    def bytes(self) -> int:
-        """The memory that its weights take."""
-        return sum(int(p.numel()) * p.element_size() for p in self.model.parameters())
-
     @property
     def end_tokens(self) -> list[int]:
         """Token ids that end a completion: the generation config's, the tokenizer's own, as in TRL, and a turn's."""

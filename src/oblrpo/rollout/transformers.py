@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from oblrpo.errors import DivergedError
-from oblrpo.memory import give_back
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.saving import own_settings_aside
@@ -46,11 +45,7 @@ class TransformersSampler:
         """Return completions as the function `sample` does, one block of prompts after another."""
         size = max(1, self.max_num_seqs // num_generations) if self.max_num_seqs else len(prompts)
         how = (num_generations, max_completion_length, temperature, top_p, self.logps, self.features)
-        blocks = list[Rollouts]()
-        for at in range(0, len(prompts), size):
-            blocks.append(sample(self.policy, prompts[at : at + size], *how))
-            give_back(self.policy.bytes)  # keys and values, whose room would lie between what training keeps
-        return join(blocks)
+        return join([sample(self.policy, prompts[at : at + size], *how) for at in range(0, len(prompts), size)])
 
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""

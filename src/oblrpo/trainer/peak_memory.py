@@ -1,8 +1,8 @@
 """The most memory that a run will hold, predicted from small trials of the model itself, and what fits into it."""
 
 import math
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,12 +13,14 @@ from oblrpo.estimators.baselines import SAMPLING, TRAINING
 from oblrpo.memory import WithoutProducts, free_bytes, machine_bytes, peak_bytes
 from oblrpo.policy import Policy, Sequences
 from oblrpo.rollout.room import SamplingMemory, rows_at_once, sampling_memory
-from oblrpo.settings import OptimConfig, TrainConfig
+from oblrpo.scores.head import token_logps
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.step.look import FIRST_PROMPTS, LOOK, WORK_SHARE, look_steps
 from oblrpo.tables.algorithms import SCHEDULES
 from oblrpo.trainer.optimizers import make_optimizer
 
 TRIAL_TOKENS = (24, 48)  # the lengths of the trials' rows; what a token takes is the slope between them
+PIECE = 1 << 25  # logits of the head's trial: more than those of one of its pieces
 SLACK_ONE, SLACK_MANY = 1.7, 2.2
 """What glibc's heap takes for activations, over what they ask for: with one micro-batch, and with several, of which the
 next does not fit into the room that the one before has left (measured; docs/reference/models.md)."""
@@ -220,12 +222,8 @@ def _activations(policy: Policy, config: TrainConfig, prompt_length: int) -> tup
     tokens, own = prompts * rows * width, rollout.max_completion_length / width
     peaks = [_trial(policy, rollout.temperature, rows, length, own) for length in TRIAL_TOKENS]
     slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
-    constant = peaks[0] - slope * rows * TRIAL_TOKENS[0]
-    activations = constant + slope * tokens
-    head, on_gpu = policy.head, policy.device.type == "cuda"
-    number = 2 if on_gpu and policy.low_precision else 4
-    if head is not None and tokens * own * number > head.in_features * 4:  # probabilities are made again, not kept
-        activations -= tokens * own * head.out_features * number
+    constant, on_gpu = peaks[0] - slope * rows * TRIAL_TOKENS[0], policy.device.type == "cuda"
+    activations = constant + slope * tokens + _head_memory(policy, rollout, prompts * rows)
     slack = 0 if on_gpu else (SLACK_ONE if prompts == P else SLACK_MANY) - 1
     return max(0.0, activations), slack, tokens
 
@@ -233,8 +231,10 @@ def _activations(policy: Policy, config: TrainConfig, prompt_length: int) -> tup
 def _trial(policy: Policy, temperature: float, rows: int, length: int, own: float) -> int:
     """Peak bytes of a forward and backward of a prompt's rows of so many tokens, each gradient dropped when it is made.
 
-    No product is computed, for none changes what is kept.
+    No product is computed, for none changes what is kept. Where the head goes by pieces it reads a token a row, for
+    what it takes does not grow in proportion, and the input embedding is frozen, whose gradient would be the peak.
     """
+    own = own if policy.head is None else 0
     start = max(1, length - max(1, round(own * length)))  # a completion is read after a prompt of one token or more
     with policy.seeded(0):
         ids_ST = torch.randint(policy.vocabulary, (rows, length), device=policy.device)
@@ -242,10 +242,48 @@ def _trial(policy: Policy, temperature: float, rows: int, length: int, own: floa
     own_ST = mask_ST.clone()
     own_ST[:, :start] = 0
     sequences = Sequences(ids_ST, mask_ST, own_ST, start)
+    embedding = policy.model.get_input_embeddings().weight
 
     def step() -> None:
         with WithoutProducts():
             policy.logps(sequences, temperature).logps_S.sum().backward()
+
+    with _dropped_gradients(policy) as after:
+        if policy.head is not None and embedding.requires_grad:
+            embedding.requires_grad_(False)
+            after.callback(embedding.requires_grad_, True)
+        return peak_bytes(step, policy.device)
+
+
+def _head_memory(policy: Policy, rollout: RolloutConfig, rows: int) -> float:
+    """The bytes that the head takes beside the layers, for so many completions; 0 where it is not apart.
+
+    Its temporaries are of a piece of the logits; `token_logps` says which probabilities are kept.
+    """
+    head = policy.head
+    if head is None:
+        return 0.0
+    columns, number = min(rollout.max_completion_length, most := 1 + PIECE // head.out_features), 4
+    shape = (min(rows, max(1, most // columns)), columns)
+    if policy.device.type == "cuda" and policy.low_precision:
+        number = 2
+    hidden_STC = head.weight.new_zeros(*shape, head.in_features).requires_grad_()
+    target_ST = torch.zeros(shape, dtype=torch.long, device=policy.device)
+
+    def kept(count: int) -> int:
+        return count * head.out_features * number if count * number <= head.in_features * 4 else 0
+
+    def step() -> None:
+        with WithoutProducts(), policy.arithmetic():
+            token_logps(head, hidden_STC, target_ST, rollout.temperature).logp_ST.sum().backward()
+
+    with _dropped_gradients(policy):
+        return peak_bytes(step, policy.device) - kept(shape[0] * columns) + kept(rows * rollout.max_completion_length)
+
+
+@contextmanager
+def _dropped_gradients(policy: Policy) -> Iterator[ExitStack]:
+    """Drop each gradient when it is made."""
 
     def drop(parameter: Tensor) -> None:
         parameter.grad = None
@@ -253,7 +291,7 @@ def _trial(policy: Policy, temperature: float, rows: int, length: int, own: floa
     with ExitStack() as after:
         for parameter in policy.parameters:
             after.callback(parameter.register_post_accumulate_grad_hook(drop).remove)
-        return peak_bytes(step, policy.device)
+        yield after
 
 
 def _optimizer_memory(config: OptimConfig, on_gpu: bool) -> tuple[int, int]:
