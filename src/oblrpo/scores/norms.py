@@ -15,9 +15,9 @@ from oblrpo.scores.gram import gram_of_parts, of_dense
 def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
     """Squared norm of each sequence's gradient of one parameter, || sum_i G_i,s ||_F^2, shape (S,).
 
-    A dense gradient is multiplied out (multiply=True), or T x T Gram products are taken (False), or whichever costs less
-    (None). Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>, and are taken as
-    costs less.
+    A dense gradient is multiplied out (multiply=True), or T x T Gram products are taken (False), or whichever costs
+    less (None). Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>, and go the
+    way that costs less.
     """
     outers = contributions.matrices(parts)
     if not outers:
