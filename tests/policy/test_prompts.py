@@ -212,7 +212,7 @@ def test_only_prompts_that_may_be_long_are_counted(short, monkeypatch, normalize
     counted = []
     lengths, exact = short.lengths, short.lengths(prompts)
     monkeypatch.setattr(Policy, "lengths", lambda self, some, room: counted.extend(some) or lengths(some, room))
-    for most in (0, 60, 700):
+    for most in (0, 60, 100, 700):
         counted.clear()
         found = short.long(prompts, bytes_of(prompts), most)
         assert found == {place: exact[place] for place in found}

@@ -60,7 +60,7 @@ def read_objects(path: Path) -> Lazy[tuple[int, dict[str, Any]]]:
         # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
         for line in block.splitlines(keepends=True):
             number += 1
-            if line.removeprefix(BYTE_ORDER_MARK).strip():
+            if (rest := line.removeprefix(BYTE_ORDER_MARK)) and not rest.isspace():
                 lines.append(number)
                 begins.append(begin)
             begin += len(line)
