@@ -191,7 +191,7 @@ class _HeadLogps(torch.autograd.Function):
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
         if way_NC is not None:
             way_STC = way_NC.view_as(hidden)
-            grad_hidden = scaled(way_STC, grad_ST[..., None] / -product.temperature, None).to(hidden.dtype)
+            grad_hidden: Tensor | None = scaled(way_STC, grad_ST[..., None] / -product.temperature, None).to(hidden.dtype)
             grad_weight = grad_bias = None
         else:
             flat = [tensor.flatten(0, 1) for tensor in saved]
@@ -240,8 +240,8 @@ def _gradients(
                 grad_weight += contributions.matmul(first, second)
         if grad_bias is not None:
             grad_bias += left.sum(0, dtype=dtype)
-    grads = (None if grad is None else grad.to(weight.dtype) for grad in (grad_weight, grad_bias))
-    return grad_hidden, *grads
+    of_weight, of_bias = (None if grad is None else grad.to(weight.dtype) for grad in (grad_weight, grad_bias))
+    return grad_hidden, of_weight, of_bias
 
 
 def _differentiable(
