@@ -190,8 +190,8 @@ class _HeadLogps(torch.autograd.Function):
         product: _Product = ctx.product
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
         if way_NC is not None:
-            way_STC = way_NC.view_as(hidden)
-            grad_hidden: Tensor | None = scaled(way_STC, grad_ST[..., None] / -product.temperature, None).to(hidden.dtype)
+            share_ST1 = grad_ST[..., None] / -product.temperature
+            grad_hidden: Tensor | None = scaled(way_NC.view_as(hidden), share_ST1, None).to(hidden.dtype)
             grad_weight = grad_bias = None
         else:
             flat = [tensor.flatten(0, 1) for tensor in saved]
