@@ -189,12 +189,10 @@ class _HeadLogps(torch.autograd.Function):
         call: TappedCall | None = ctx.call
         product: _Product = ctx.product
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
-        grad_hidden: Tensor | None
-        grad_weight: Tensor | None = None
-        grad_bias: Tensor | None = None
         if way_NC is not None:
-            way_STC = way_NC.view_as(hidden)
-            grad_hidden = scaled(way_STC, grad_ST[..., None] / -product.temperature, None).to(hidden.dtype)
+            share_ST1 = grad_ST[..., None] / -product.temperature
+            grad_hidden: Tensor | None = scaled(way_NC.view_as(hidden), share_ST1, None).to(hidden.dtype)
+            grad_weight = grad_bias = None
         else:
             flat = [tensor.flatten(0, 1) for tensor in saved]
             grad_hidden, grad_weight, grad_bias = _gradients(product, flat, weight, ctx.needs_input_grad)
@@ -242,8 +240,8 @@ def _gradients(
                 grad_weight += contributions.matmul(first, second)
         if grad_bias is not None:
             grad_bias += left.sum(0, dtype=dtype)
-    grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-    return grad_hidden, grad_weight, None if grad_bias is None else grad_bias.to(weight.dtype)
+    of_weight, of_bias = (None if grad is None else grad.to(weight.dtype) for grad in (grad_weight, grad_bias))
+    return grad_hidden, of_weight, of_bias
 
 
 def _differentiable(
