@@ -82,6 +82,8 @@ def test_chunked_logps_never_holds_the_logits_of_a_group(method, monkeypatch):
     torch.manual_seed(42)
     G, T, V, C = 6, 40, 500, 4
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", T * V + V * C)  # one sequence's
+    monkeypatch.setattr("oblrpo.scores.head.LEAST_TOKENS", 1)
+    monkeypatch.setattr("oblrpo.scores.gram.CACHED_ELEMENTS", T * V + V * C)
     model = nn.Sequential(nn.Embedding(V, C), nn.Linear(C, V, bias=False)).double()
     ids_ST = torch.randint(V, (G, T))
     most = Largest()
