@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -86,6 +87,11 @@ class Learner:
     """How many prompts there are to train on, where batches hold a good part of them (`counted`)."""
     clock: Clock = field(default_factory=Clock)
 
+    @cached_property
+    def size(self) -> int:
+        """The bytes of the policy's weights, by which room that is free is worth giving back."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.policy.model.parameters())
+
     def step(self, problems: list[Problem], number: int) -> StepResult:
         """Sample, reward, learn, and let the sampler take over the new weights; `number` counts steps from 1."""
         return self.learn_from(self.sample(problems), number)
@@ -99,6 +105,7 @@ class Learner:
                 self.rollout.max_completion_length,
                 self.rollout.temperature,
             )
+            give_back(self.size)  # the room of keys and values, which no forward of training fits into
             rewarded = self.rewards(problems, rollouts.completions, rollouts.ids)
         rewards_PG, valid_PG = (torch.tensor(values, device=self.policy.device) for values in rewarded)
         return Samples(rollouts, rewards_PG, valid_PG)
@@ -154,6 +161,7 @@ class Learner:
             # Look: the exact scores of some prompts' outputs, in steps that take one.
             with self.clock.part("looks"):
                 look = self.looks.take(batch, number)
+                give_back(self.size)
             # Weights of rewards: exact squared norms where they were taken, else a proxy that earlier looks have
             # taught. A weight may depend on its own output and on the past, so that the gradient is unbiased.
             proxy_PG = past.by_proxy(features).view_as(batch.rewards_PG)
@@ -276,8 +284,7 @@ class Learner:
         says whether no update was made on these outputs before: then their gradient is independent of all updates.
         """
         schedule, parameters, batch, kl = self.schedule, self.policy.parameters, gradient.batch, None
-        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)  # bytes
-        give_back(size)  # the forwards' room, before room is taken for the optimizer and a copy of the weights
+        give_back(self.size)  # the forwards' room, before room is taken for the optimizer and a copy of the weights
         if gradient.norm2 == 0:
             self.optimizer.zero_grad(set_to_none=True)
             self._end_update()
@@ -294,7 +301,7 @@ class Learner:
                 factor, rate = factor * left, rate * left
         finally:  # a schedule cannot measure an update that broke the policy
             check_finite("weight", torch.stack([parameter.detach().sum() for parameter in parameters]))
-        give_back(size)  # the gradient's room, which would lie between what the next forward keeps
+        give_back(self.size)  # the gradient's room, which would lie between what the next forward keeps
         self._end_update()
         smoothed, interval = schedule.smoothed, schedule.snr_interval()
         return Update(gradient, moments, factor, rate, smoothed, interval, kl, schedule.target_kl)

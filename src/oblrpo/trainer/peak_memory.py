@@ -13,7 +13,7 @@ from oblrpo.estimators.baselines import SAMPLING, TRAINING
 from oblrpo.memory import WithoutProducts, free_bytes, machine_bytes, peak_bytes
 from oblrpo.policy import Policy, Sequences
 from oblrpo.rollout.room import SamplingMemory, rows_at_once, sampling_memory
-from oblrpo.scores.head import token_logps
+from oblrpo.scores.head import LEAST_TOKENS, token_logps
 from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.step.look import FIRST_PROMPTS, LOOK, WORK_SHARE, look_steps
 from oblrpo.tables.algorithms import SCHEDULES
@@ -212,20 +212,28 @@ def _activations(policy: Policy, config: TrainConfig, prompt_length: int) -> tup
     """The bytes that a micro-batch's backward holds, the heap's overhead as a part of them, and its tokens."""
     rollout, scores = config.rollout, config.scores
     rows, width = rollout.num_generations, prompt_length + rollout.max_completion_length
-    P, budget = rollout.prompts_per_step, max(1, rollout.tokens_per_micro_batch // (rows * width))
-    budget = budget if rollout.tokens_per_micro_batch else P
+    P, tokens = rollout.prompts_per_step, rollout.tokens_per_micro_batch
     # Gradients are of one half of the prompts at a time, looks of all, or of as many as the work between them pays for.
     every = look_steps(scores.look_steps, resolve(config.algorithm, config.optim).schedule)
     paid = math.ceil(P * every * WORK_SHARE * (SAMPLING + TRAINING) / LOOK)
     looked = P if every == 1 or scores.ledger_steps != 0 else max(FIRST_PROMPTS, paid) if every else 0
-    prompts = min(budget, rollout.prompts_per_micro_batch or P, max(-(-P // 2), min(P, looked)))
-    tokens, own = prompts * rows * width, rollout.max_completion_length / width
+    half, looked = -(-P // 2), min(P, looked)
+    together = min(rollout.prompts_per_micro_batch or P, max(half, looked)) * rows
+    if tokens:  # micro-batches are of like size: of rows for gradients, of groups for looks
+        together = _even(half * rows, tokens // width)
+        together = max(together, rows * _even(looked, tokens // (rows * width))) if looked else together
+    own, tokens = rollout.max_completion_length / width, together * width
     peaks = [_trial(policy, rollout.temperature, rows, length, own) for length in TRIAL_TOKENS]
     slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
     constant, on_gpu = peaks[0] - slope * rows * TRIAL_TOKENS[0], policy.device.type == "cuda"
-    activations = constant + slope * tokens + _head_memory(policy, rollout, prompts * rows)
-    slack = 0 if on_gpu else (SLACK_ONE if prompts == P else SLACK_MANY) - 1
+    activations = constant + slope * tokens + _head_memory(policy, rollout, together)
+    slack = 0 if on_gpu else (SLACK_ONE if together == P * rows else SLACK_MANY) - 1
     return max(0.0, activations), slack, tokens
+
+
+def _even(count: int, most: int) -> int:
+    """The largest part where so many are cut into as few parts of like size as can be, of `most` each or one."""
+    return -(-count // -(-count // max(1, most)))
 
 
 def _trial(policy: Policy, temperature: float, rows: int, length: int, own: float) -> int:
@@ -263,7 +271,8 @@ def _head_memory(policy: Policy, rollout: RolloutConfig, rows: int) -> float:
     head = policy.head
     if head is None:
         return 0.0
-    columns, number = min(rollout.max_completion_length, most := 1 + PIECE // head.out_features), 4
+    most, number = max(LEAST_TOKENS, 1 + PIECE // head.out_features), 4
+    columns = min(rollout.max_completion_length, most)
     shape = (min(rows, max(1, most // columns)), columns)
     if policy.device.type == "cuda" and policy.low_precision:
         number = 2
@@ -271,7 +280,8 @@ def _head_memory(policy: Policy, rollout: RolloutConfig, rows: int) -> float:
     target_ST = torch.zeros(shape, dtype=torch.long, device=policy.device)
 
     def kept(count: int) -> int:
-        return count * head.out_features * number if count * number <= head.in_features * 4 else 0
+        fits = head.weight.requires_grad and count * number <= head.in_features * 4
+        return count * head.out_features * number if fits else 0
 
     def step() -> None:
         with WithoutProducts(), policy.arithmetic():
