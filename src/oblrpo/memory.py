@@ -122,12 +122,20 @@ def _container_limits(own: Path = Path("/proc/self/cgroup")) -> list[tuple[int, 
     return found
 
 
+def heap_is_kept() -> bool:
+    """Whether glibc's heap holds large tensors, and not the system, as who sets its own variable for that wants it."""
+    return "MALLOC_MMAP_THRESHOLD_" not in os.environ
+
+
 def keep_freed(keep: bool = True) -> None:
     """Let the C library keep what is freed for later, where it can (glibc); or no longer, and give it back.
 
     Tensors of megabytes would otherwise come from the system and go back to it one by one, and the system fills what it
-    gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). This affects the entire process.
+    gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). The heap may take several times what
+    the tensors in it do, so that this is left alone where `heap_is_kept` says no. This affects the entire process.
     """
+    if not heap_is_kept():
+        return
     with suppress(OSError, AttributeError):  # another C library, which has its own ways
         libc = ctypes.CDLL(None)
         libc.mallopt(-1, 2**31 - 1 if keep else 1 << 17)  # M_TRIM_THRESHOLD; glibc's own is 128 KiB

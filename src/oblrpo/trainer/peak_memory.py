@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oblrpo.algorithms import resolve
 from oblrpo.estimators.baselines import SAMPLING, TRAINING
-from oblrpo.memory import WithoutProducts, free_bytes, machine_bytes, peak_bytes
+from oblrpo.memory import WithoutProducts, free_bytes, heap_is_kept, machine_bytes, peak_bytes
 from oblrpo.policy import Policy, Sequences
 from oblrpo.rollout.room import SamplingMemory, rows_at_once, sampling_memory
 from oblrpo.scores.head import LEAST_TOKENS, token_logps
@@ -227,7 +227,7 @@ def _activations(policy: Policy, config: TrainConfig, prompt_length: int) -> tup
     slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
     constant, on_gpu = peaks[0] - slope * rows * TRIAL_TOKENS[0], policy.device.type == "cuda"
     activations = constant + slope * tokens + _head_memory(policy, rollout, together)
-    slack = 0 if on_gpu else (SLACK_ONE if together == P * rows else SLACK_MANY) - 1
+    slack = 0 if on_gpu or not heap_is_kept() else (SLACK_ONE if together == P * rows else SLACK_MANY) - 1
     return max(0.0, activations), slack, tokens
 
 
