@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from oblrpo.errors import InputError
-from oblrpo.memory import peak_bytes
+from oblrpo.memory import keep_freed, peak_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout.room import USED_SHARE, sampling_memory
 from oblrpo.settings import (
@@ -223,3 +223,12 @@ def test_the_tokens_of_a_micro_batch_are_found_where_they_are_not_set(monkeypatc
     short = room // 4  # for one prompt's completions, too: still one prompt at a time, and not all
     found, _ = fitted(monkeypatch, short, config, policy, max_num_seqs=G)
     assert found.rollout.tokens_per_micro_batch == group
+
+
+def test_whoever_has_large_tensors_from_the_system_pays_no_heap(monkeypatch):
+    learner, config = learner_of()
+    assert peak_memory(learner.policy, config, PROMPT).slack > 0
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4194304")
+    monkeypatch.setattr("ctypes.CDLL", None)  # glibc is left as its variable has set it
+    keep_freed()
+    assert peak_memory(learner.policy, config, PROMPT).slack == 0
