@@ -31,6 +31,8 @@ from typing import Any
 
 import torch
 
+from oblrpo.memory import heap_is_kept
+
 QWEN3 = {
     "vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960,
     "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
@@ -64,7 +66,8 @@ ALL_FIT = {"Qwen3-0.6B"}
 """The shapes of which all parameters can be trained in 24 GB."""
 PROMPT = 64
 CLI = ("-c", "from oblrpo.cli import main; main()")
-COLUMNS = ("model", "trained", "part", "seconds", "peak_gb", "foretold_gb", "note")
+COLUMNS = ("model", "trained", "large tensors", "part", "seconds", "peak_gb", "foretold_gb", "note")
+ALLOCATOR = "heap" if heap_is_kept() else "system"
 GB = 1e9
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -142,10 +145,11 @@ class Table:
             self.lines = list(csv.DictReader(path.open()))
 
     def has(self, model: str, trained: str, part: str) -> bool:
-        return any((line["model"], line["trained"], line["part"]) == (model, trained, part) for line in self.lines)
+        asked = (model, trained, ALLOCATOR, part)
+        return any(tuple(line[name] for name in COLUMNS[:4]) == asked for line in self.lines)
 
     def add(self, model: str, trained: str, part: str, **values: Any) -> None:
-        line = dict.fromkeys(COLUMNS, "") | {"model": model, "trained": trained, "part": part}
+        line = dict.fromkeys(COLUMNS, "") | dict(zip(COLUMNS, (model, trained, ALLOCATOR, part), strict=False))
         line |= {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in values.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", newline="") as file:
@@ -194,7 +198,8 @@ def whole_run(table: Table, name: str, trained: str, folder: Path, place: Path, 
     foretold = ""
     for part, words in parts.items():
         if table.has(name, trained, part):
-            foretold = next(e["foretold_gb"] for e in table.lines if (e["model"], e["trained"]) == (name, trained))
+            known = [line for line in table.lines if [line[key] for key in COLUMNS[:3]] == [name, trained, ALLOCATOR]]
+            foretold = known[0]["foretold_gb"]
             continue
         said, seconds, peak = process(words, place / f"{part}.log")
         note = ""
