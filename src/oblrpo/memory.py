@@ -123,7 +123,7 @@ def _container_limits(own: Path = Path("/proc/self/cgroup")) -> list[tuple[int, 
 
 
 def heap_is_kept() -> bool:
-    """Whether glibc's heap holds large tensors, and not the system, as who sets its own variable for that wants it."""
+    """Whether large tensors live in glibc's heap: not where the user has set malloc's own variable for them."""
     return "MALLOC_MMAP_THRESHOLD_" not in os.environ
 
 
@@ -132,7 +132,7 @@ def keep_freed(keep: bool = True) -> None:
 
     Tensors of megabytes would otherwise come from the system and go back to it one by one, and the system fills what it
     gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). The heap may take several times what
-    the tensors in it do, so that this is left alone where `heap_is_kept` says no. This affects the entire process.
+    the tensors in it do, so malloc is left alone where the user has set it (`heap_is_kept`). This affects the entire process.
     """
     if not heap_is_kept():
         return
