@@ -18,7 +18,7 @@ LABORATORY = {
 }
 
 
-MOST_LINES = 32106
+MOST_LINES = 32107
 """Lines of Python in the package, with docstrings and blank lines: what comes in has to send something out."""
 
 

@@ -132,7 +132,8 @@ def keep_freed(keep: bool = True) -> None:
 
     Tensors of megabytes would otherwise come from the system and go back to it one by one, and the system fills what it
     gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). The heap may take several times what
-    the tensors in it do, so malloc is left alone where the user has set it (`heap_is_kept`). This affects the entire process.
+    the tensors in it do, so malloc is left alone where the user has set it (`heap_is_kept`). This affects the whole
+    process.
     """
     if not heap_is_kept():
         return
