@@ -79,7 +79,7 @@ def test_prompt_and_completion_are_the_tokens_of_one_text(policy_of, kind, begin
     """Also where a token of that text lies across the prompt's end; the prompt is as it is sampled from."""
     policy = policy_of(kind, begins=begins)
     tokenizer = policy.tokenizer
-    prompts, answers = tokens_of(policy, *map(list, zip(*PAIRS, strict=True)))
+    prompts, answers, _ = tokens_of(policy, *map(list, zip(*PAIRS, strict=True)))
     assert prompts == policy.tokens([prompt for prompt, _ in PAIRS])
     for pair, prompt, answer in zip(PAIRS, prompts, answers, strict=True):
         whole = tokenizer("".join(pair)).input_ids
@@ -124,7 +124,7 @@ def test_an_answer_is_what_the_template_shows_behind_the_prompt(policy_of, kind,
     policy = policy_of(kind, template)
     tokenizer, words = policy.tokenizer, ["4", "yes\nno", "a </s> b", "12+9=21"]
     assert policy.format.text(tokenizer, USER).endswith(begun)
-    prompts, answers = tokens_of(policy, [USER] * len(words), words)
+    prompts, answers, _ = tokens_of(policy, [USER] * len(words), words)
     for word, prompt, answer in zip(words, prompts, answers, strict=True):
         text = policy.format.text(tokenizer, USER) + learned.format(word)
         assert prompt + answer == tokenizer(text, add_special_tokens=False).input_ids
@@ -134,7 +134,7 @@ def test_an_answer_is_what_the_template_shows_behind_the_prompt(policy_of, kind,
 @pytest.mark.parametrize("kind", ["first", "bytes"])
 def test_without_thinking_the_empty_thought_is_the_prompt_s(policy_of, kind):
     policy = dataclasses.replace(policy_of(kind, QWEN3), format=PromptFormat(template_args={"enable_thinking": False}))
-    [prompt], [answer] = tokens_of(policy, [USER], ["4"])
+    [prompt], [answer], _ = tokens_of(policy, [USER], ["4"])
     assert policy.tokenizer.decode(answer) == "4</s>"
     assert policy.tokenizer.decode(prompt).endswith("</think>\n\n")
 
@@ -152,5 +152,5 @@ def test_what_would_not_continue_what_is_sampled_is_refused(policy_of, template,
     with pytest.raises(InputError, match=f"^sft.jsonl line 3: the model's turn begins after .*{words}.*as text"):
         tokens_of(policy, [USER], [answer], ["sft.jsonl line 3"])
     rendered = policy.format.text(policy.tokenizer, USER)  # the way out
-    [prompt], [learned] = tokens_of(policy, [rendered], [answer])
+    [prompt], [learned], _ = tokens_of(policy, [rendered], [answer])
     assert policy.tokenizer.decode(prompt + learned) == "<s>" + rendered + answer + "</s>"

@@ -80,7 +80,7 @@ USER = [{"role": "user", "content": "2+2"}]
 )
 def test_what_is_learned_ends_as_the_tokenizer_or_the_chat_template_ends_it(chatty, end, template, ends, text, chat):
     policy = chatty(llama3(end, template), ends)
-    _, answers = tokens_of(policy, ["2+2=", USER], ["4", "four"])
+    _, answers, _ = tokens_of(policy, ["2+2=", USER], ["4", "four"])
     assert policy.tokenizer.batch_decode(answers) == ["4" + text, chat]
     assert {row[-1] for row in answers} <= set(policy.end_tokens)
     as_chat = dataclasses.replace(policy, format=PromptFormat(chat=True))
@@ -155,7 +155,7 @@ def test_an_end_that_the_tokenizer_appends_is_in_no_prompt_and_once_in_a_target(
     torch.manual_seed(0)
     drawn = sample(policy, ["2+2", "33"], 2, 4, 1.0).sequences
     assert not torch.isin(drawn.ids_ST[:2, : drawn.start], policy.end_tokens[-1]).any()
-    asked, answers = tokens_of(policy, ["2+2"], ["4"])
+    asked, answers, _ = tokens_of(policy, ["2+2"], ["4"])
     assert policy.tokenizer.batch_decode(asked + answers) == ["<|start|>2+2", "4<|eot|>"]
 
 

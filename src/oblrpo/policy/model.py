@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oblrpo.errors import InputError, check_finite
 from oblrpo.policy.adapters import merge, save_adapter, without_adapters
-from oblrpo.policy.prompts import Prompt, PromptFormat
+from oblrpo.policy.prompts import Completion, Prompt, PromptFormat
 from oblrpo.policy.saving import save_model
 from oblrpo.policy.sequences import Sequences, pad, take_columns
 from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
@@ -229,11 +229,13 @@ class Policy:
         """Return token ids and mask of prompts, padded on the left."""
         return pad(rows, self.pad_token, left=True, device=self.device)
 
-    def sequences(self, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
-        """Return demonstrations as one rectangle of tokens, an end token after each completion (`tokens_of`)."""
-        prompt_rows, answer_rows = tokens_of(self, prompts, completions)
+    def sequences(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Sequences:
+        """Return demonstrations as one rectangle of tokens, an end token after each turn (`tokens_of`)."""
+        prompt_rows, answer_rows, own_rows = tokens_of(self, prompts, completions)
         answer_SC, answer_mask_SC = pad(answer_rows, self.pad_token, left=False, device=self.device)
-        return Sequences.of(*self.pad_prompts(prompt_rows), answer_SC, answer_mask_SC)
+        own_SC, _ = pad(own_rows, 0, left=False, device=self.device)
+        batch = Sequences.of(*self.pad_prompts(prompt_rows), answer_SC, answer_mask_SC)
+        return replace(batch, own_ST=torch.cat([batch.own_ST[:, : batch.start], own_SC], 1))
 
     def logps(self, batch: Sequences, temperature: float = 1.0) -> Logps:
         """Return log pi(o|q) of every completion, and what the same forward says of its tokens.
@@ -341,17 +343,23 @@ class Policy:
 
 
 def tokens_of(
-    policy: Policy, prompts: Sequence[Prompt], completions: list[str], places: Sequence[str] = ()
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the token ids of prompts, and of their completions with an end token; `places` names them in messages."""
-    places = places or [f"the demonstration {completion[:40]!r}..." for completion in completions]
+    policy: Policy, prompts: Sequence[Prompt], completions: Sequence[Completion], places: Sequence[str] = ()
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """Return the token ids of prompts, of their completions with end tokens, and 1 for the policy's own of these.
+
+    `places` names the completions in messages.
+    """
+    places = places or [f"the demonstration {str(completion)[:40]!r}..." for completion in completions]
     prompt_rows, answer_rows, ends = policy.tokens(prompts), list[list[int]](), policy.end_tokens
+    own_rows = list[list[int]]()
     for place, prompt, row, completion in zip(places, prompts, prompt_rows, completions, strict=True):
-        answer_rows.append(policy.format.answer(policy.tokenizer, prompt, completion, ends, place))
-        if (length := len(row) + len(answer_rows[-1])) > policy.longest:
+        answer, own = policy.format.answer(policy.tokenizer, prompt, completion, ends, place)
+        answer_rows.append(answer)
+        own_rows.append(own)
+        if (length := len(row) + len(answer)) > policy.longest:
             raise InputError(
                 f"{place}: prompt and completion have {length} tokens with the end token, but the model reads "
                 f"{policy.longest}; shorten or remove it."
             )
     policy.check_known("demonstration", answer_rows)
-    return prompt_rows, answer_rows
+    return prompt_rows, answer_rows, own_rows

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, TypeVar
 
 from oblrpo.errors import InputError, did_you_mean
@@ -134,6 +135,8 @@ def words_of(template: str) -> frozenset[str]:
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A prompt is text, or messages: `oblrpo.tasks.task.Messages` may bring arguments of the template."""
+Completion = str | Sequence[Mapping[str, Any]]
+"""A completion is text, or messages: those of the assistant are the policy's turns, between which stand others'."""
 
 TEMPLATE_SECONDS = 60.0
 """How long templates may take; a thousand prompts take a tenth of a second by those that models come with."""
@@ -216,30 +219,31 @@ class PromptFormat:
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
 
-    def answer(self, tokenizer: Any, prompt: Prompt, answer: str, ends: Sequence[int], place: str) -> list[int]:
-        """Return the token ids of an answer as it stands behind its prompt in one text, with a token that ends it.
+    def answer(
+        self, tokenizer: Any, prompt: Prompt, answer: Completion, ends: Sequence[int], place: str
+    ) -> tuple[list[int], list[int]]:
+        """Return the token ids of an answer as it stands behind its prompt in one text, and 1 for the policy's own.
 
-        That is the first of `ends` that the template has behind answers; where it has none, as after text, the
-        tokenizer's own, or else (sampling would not stop there) the first of all. `place` names the answer in messages.
+        A turn of the policy ends with the first of `ends` that the template has behind it. Where it has none, as after
+        text, that is the tokenizer's own, or else (sampling would not stop there) the first of all. What stands between
+        two turns has 0. `place` names the answer in messages.
         """
-        before, whole, behind = str(prompt), str(prompt) + answer, ""
-        if not self.is_text(prompt):
-            conversation = self._conversation(tokenizer, prompt)
-            each = [conversation, conversation.answered(), conversation.answered(answer)]
-            before, some, this = in_time(lambda: list(map(shown_or_nothing, each)), TEMPLATE_SECONDS)
-            whole, behind = (this, some.rpartition(ANSWER)[2]) if ANSWER in some else (before + answer, "")
-        is_whole = "".join(answer.split()) in "".join(whole[len(before) :].split())
-        if not (is_whole and whole.startswith(before) and whole.endswith(behind)):
-            raise InputError(
-                f"{place}: the model's turn begins after ...{before[-40:]!r}, but the chat template shows this answer "
-                f"as ...{whole[-60:]!r}, which does not continue from there with the whole answer. Set "
-                "chat_template_args so that it does, or give prompt and completion as text, as the template shows them."
-            )
-        turn = tokenizer(behind, add_special_tokens=False).input_ids
-        end = next((word for token in turn if token in ends and (word := tokenizer.decode([token])) in behind), "")
-        text = whole[len(before) : len(whole) - len(behind) + behind.index(end) + len(end)]
         own = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]
-        return _continued(tokenizer, place, before, text) + [own] * (not end)
+        if isinstance(answer, str):
+            if self.is_text(prompt):
+                ids = [*_continued(tokenizer, place, str(prompt), answer), own]
+                return ids, [1] * len(ids)
+            answer = [{"role": "assistant", "content": answer}]
+        elif self.is_text(prompt):
+            raise InputError(f"{place}: the completion is messages, but the prompt is plain text; {SET}.")
+        conversation = self._conversation(tokenizer, prompt)
+        texts, ended = in_time(lambda: _turns(conversation, answer, ends, place), TEMPLATE_SECONDS)
+        before, rows, mask = texts[0], list[int](), list[int]()
+        for index, text in enumerate(texts[1:]):
+            rows += _continued(tokenizer, place, before, text)
+            mask += [1 - index % 2] * (len(rows) - len(mask))
+            before += text
+        return rows + [own] * (not ended), mask + [1] * (not ended)
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads."""
@@ -288,6 +292,51 @@ class PromptFormat:
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return Conversation(tokenizer, messages, {**self.template_args, **getattr(prompt, "template_args", {})})
+
+
+def _turns(
+    conversation: Conversation, answer: Sequence[Mapping[str, Any]], ends: Sequence[int], place: str
+) -> tuple[list[str], bool]:
+    """Return the texts of a prompt, a turn, what others say, the next turn and so on; whether a token ends the last.
+
+    Each turn goes up to the word that ends it, so that what a template has behind that is the others'. What is shown of
+    more messages has to begin with what is shown of fewer: the model is to learn behind what it will have read.
+    """
+    tokenizer, shown, end = conversation.tokenizer, shown_or_nothing(conversation), ""
+    texts, last = [shown], len(conversation.messages) + len(answer)
+    for own, block in groupby(answer, key=lambda message: message["role"] == "assistant"):
+        messages = list(block)
+        longer = replace(conversation, messages=[*conversation.messages, *messages], begins=not own)
+        whole, behind, end, calls = shown_or_nothing(longer), "", "", messages[0].get("tool_calls") or ()
+        if own:
+            asked = [{"type": "function", "function": {"name": ANSWER, "arguments": {}}}]
+            other = {**messages[0], "tool_calls": asked} if calls else {**messages[0], "content": ANSWER}
+            some = shown_or_nothing(replace(longer, messages=[*conversation.messages, other]))
+            behind = some.rpartition(ANSWER)[2] if ANSWER in some else ""
+            if ANSWER not in some and not calls:  # the template shows no answers
+                whole = shown + messages[0]["content"]
+            turn = tokenizer(behind, add_special_tokens=False).input_ids
+            end = next((word for token in turn if token in ends and (word := tokenizer.decode([token])) in behind), "")
+            behind = behind[behind.index(end) if calls else 0 :]
+        said = [*(message.get("content") or "" for message in messages), *(call["function"]["name"] for call in calls)]
+        rest = "".join(whole[len(shown) :].split())
+        is_whole = all("".join(text.split()) in rest for text in said)
+        if not (is_whole and whole.startswith(shown) and whole.endswith(behind)):
+            raise InputError(
+                f"{place}: the {'model' if own else 'tool'}'s turn begins after ...{shown[-40:]!r}, but the chat "
+                f"template shows this answer as ...{whole[-60:]!r}, which does not continue from there with the whole "
+                "answer. Set chat_template_args so that it does, or give prompt and completion as text, as the "
+                "template shows them."
+            )
+        if own and not end and (calls or len(longer.messages) < last):
+            raise InputError(
+                f"{place}: the chat template has no token behind ...{whole[-40:]!r} that ends the model's turn, so "
+                "that nothing can follow it; give the model a template that has one."
+            )
+        text = whole[: len(whole) - len(behind) + behind.index(end) + len(end)] if own else whole
+        texts.append(text[len(shown) :])
+        conversation, shown = longer, text
+    return texts, bool(end)
 
 
 def _continued(tokenizer: Any, place: str, before: str, text: str) -> list[int]:

@@ -264,29 +264,32 @@ def problems_of(
 
 def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any], plain: bool) -> Messages:
     """Return checked messages, with the arguments that `row` has for their template; `plain`: they have a `_kind`."""
-    if plain:
-        messages, texts = given, [message["content"] for message in given]
-    else:
-        # A table fills up with nulls what some messages have and others have not; that a content is null is said.
-        messages = [
-            {key: value for key, value in message.items() if key == "content" or value not in (None, [])}
-            for message in given
-        ]
-        for index, message in enumerate(messages):
-            if fault := _fault(message):
-                raise InputError(
-                    f"{where} must be text or messages with a role ({', '.join(_ROLES)}) and a text, content; message "
-                    f"{index} {fault}."
-                )
-        texts = [message if message.keys() - {"role", "content"} else message["content"] for message in messages]
+    messages = given if plain else checked_messages(given, where)
     if messages[-1]["role"] == "assistant":
         raise InputError(f"{where} ends with an assistant message; it must end where the completion begins.")
     args = _template_args(row, where)
+    texts = [message if message.keys() - {"role", "content"} else message["content"] for message in messages]
     try:
         "".join(map(as_text, [*texts, args] if args else texts)).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{where} holds half a surrogate pair; fix or remove it.") from error
     return Messages(messages, where, args)
+
+
+def checked_messages(given: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Return messages without nulls: a table fills up with these what some have and others have not."""
+    messages = [
+        # That a content is null is said.
+        {key: value for key, value in message.items() if key == "content" or value not in (None, [])}
+        for message in given
+    ]
+    for index, message in enumerate(messages):
+        if fault := _fault(message):
+            raise InputError(
+                f"{where} must be text or messages with a role ({', '.join(_ROLES)}) and a text, content; message "
+                f"{index} {fault}."
+            )
+    return messages
 
 
 def _fault(message: Mapping[str, Any]) -> str:

@@ -1,29 +1,32 @@
 """What a run learns from before RL: rows of prompt and completion, or its built-in task's worked solutions; and how."""
 
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 
 from oblrpo.errors import InputError, check_finite
 from oblrpo.objects import Objects
-from oblrpo.policy import Policy, Prompt, Sequences, tokens_of
+from oblrpo.policy import Completion, Policy, Prompt, Sequences, tokens_of
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
-from oblrpo.tasks.data import PLACEHOLDER, permutation, problems_of
-from oblrpo.tasks.rows import native, text_of
+from oblrpo.tasks.data import PLACEHOLDER, checked_messages, permutation, problems_of
+from oblrpo.tasks.rows import as_text, native, text_of
 from oblrpo.tasks.sources import read_source
 from oblrpo.tasks.task import SAID
 
 COMPLETION = "completion"  # the column of completions
 RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_args` says none
-Examples = tuple[list[Prompt], list[str]]
+Examples = tuple[Sequence[Prompt], Sequence[Completion]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Demonstration:
 
     place: str
     prompt: Prompt
-    completion: str
+    completion: Completion
     key: str  # the prompt before any template, without regard to case and spacing
 
 
@@ -101,18 +104,43 @@ def read_rows(config: TrainConfig, objects: Objects) -> list[Demonstration]:
     ]
 
 
-def _completion(row: dict[str, Any], place: str) -> str:
-    """Return the completion: text, or the content of one message of the assistant."""
-    value = native(row.get(COMPLETION))
+def _completion(row: dict[str, Any], place: str) -> Completion:
+    """Return the completion: text, which may be that of one assistant message, or the messages of an episode."""
+    value, where = native(row.get(COMPLETION)), f"{place}: column '{COMPLETION}'"
     if not isinstance(value, list):
         return text_of(row, COMPLETION, place)
-    if len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != "assistant":
+    messages = checked_messages(value, where) if all(isinstance(message, dict) for message in value) else []
+    own = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if own[:1] != [0] or own[-1] != len(messages) - 1 or 1 in (after - before for before, after in pairwise(own)):
         raise InputError(
-            f"{place}: column '{COMPLETION}' must be text, or one assistant message that follows the prompt."
+            f"{where} must be text, or messages that begin and end with the assistant's, with others' (role tool) "
+            "between any two of them."
         )
-    if further := [key for key in value[0] if key in SAID and value[0][key]]:
-        raise InputError(f"{place}: the message of column '{COMPLETION}' has {further[0]!r}; only text can be learned.")
-    return text_of(value[0], "content", f"{place}: the message of column '{COMPLETION}'")
+    for index, message in enumerate(messages):
+        if further := [key for key in message if key in SAID - {"tool_calls"}]:
+            raise InputError(f"{where}: message {index} has {further[0]!r}; only text and tool_calls can be learned.")
+        if "tool_calls" in message:
+            messages[index] = {**message, "tool_calls": [_call(each, where, index) for each in message["tool_calls"]]}
+        else:
+            text_of(message, "content", f"{where}: message {index}")
+    return messages if len(messages) > 1 or "tool_calls" in messages[0] else str(messages[0]["content"])
+
+
+def _call(call: Any, where: str, index: int) -> dict[str, Any]:
+    """Return a call of a tool whose arguments are a mapping, as templates read them; some data have them as JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    name, arguments = (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else ("", None)
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    if not (name and isinstance(name, str) and isinstance(arguments, dict)):
+        raise InputError(
+            f"{where}: message {index} has the call {as_text(call):.60}; a call is "
+            '{"type": "function", "function": {"name": ..., "arguments": {...}}}.'
+        )
+    # A table fills up with nulls what calls of other tools have.
+    given = {key: value for key, value in arguments.items() if value is not None}
+    return {**call, "type": "function", "function": {**function, "arguments": given}}
 
 
 def peak_rate(config: TrainConfig, policy: Policy) -> float:
@@ -129,7 +157,7 @@ ALL = MicroBatches()
 
 def warm_start(
     policy: Policy,
-    demonstrations: Callable[[int], tuple[Sequence[Prompt], list[str]]],
+    demonstrations: Callable[[int], Examples],
     steps: int,
     learning_rate: float,
     progress: Callable[[int, float], None] = lambda step, loss: None,
@@ -137,7 +165,8 @@ def warm_start(
 ) -> None:
     """Maximise the mean token log-probability of demonstrated completions with AdamW and a cosine rate.
 
-    The loss is -sum log pi(o|q) / tokens over the completions of a batch, end tokens included; prompts have none. The
+    The loss is -sum log pi(o|q) / tokens over the policy's own tokens of a batch, end tokens included; prompts and what
+    tools say have none. The
     rate rises over 20 steps, or over a tenth of them all where that is less. `demonstrations` gives the prompts and
     completions of a step; `progress` is called with the step and its loss, in nats a token.
 
