@@ -63,7 +63,7 @@ class Environments:
     ) -> None:
         self._free: list[Host] = []
         names, given = [name for name in (environment, *tools) if name], objects or {}
-        self._named = {"environment": environment, "tools": list(tools), "longest": longest}
+        self._named: dict[str, Any] = {"environment": environment, "tools": list(tools), "longest": longest}
         of_program = [name for name in names if name in given]
         if of_program and len(of_program) < len(names):
             raise InputError(
