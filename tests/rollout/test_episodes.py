@@ -14,7 +14,7 @@ from oblrpo.rollout import EpisodeSampler, TransformersSampler, episodes
 from oblrpo.settings import TurnsConfig
 from oblrpo.tasks import Problem
 
-END, LONGEST, G = 1, 60, 4
+END, LONGEST, G = 1, 30, 4
 
 
 class Sums:

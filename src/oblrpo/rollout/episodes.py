@@ -89,7 +89,7 @@ class EpisodeSampler:
             raise
         for row in rows:
             if row.broken:
-                row.host.end()
+                self.environments.end(row.host)
         self.environments.put_back([row.host for row in rows if not row.broken])
         if all(row.broken for row in rows):
             raise InputError(f"no environment lived to the end of its episode; the first: {rows[0].broken}.")
