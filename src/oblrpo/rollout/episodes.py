@@ -137,6 +137,7 @@ class EpisodeSampler:
                 name = self.environments.name or "the tools"
                 raise InputError(f"reset of {name} failed for the prompt {problem.text[:40]!r}: {failed}.")
             prompts.append(_with_observation(problem.prompt, reply["text"]))
+            rows[index].episode.observation = reply["text"]
             rows[index].episode.environment = rows[index].host.environment
         for row, ids in zip(rows, self.policy.encode(prompts, room=longest), strict=True):
             row.prompt = ids
