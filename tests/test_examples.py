@@ -1,8 +1,9 @@
-"""The examples: the algorithm in one file, and `examples/summaries`, rows and a reward of one's own."""
+"""The examples: the algorithm in one file, rows and a reward of one's own, and environments."""
 
 import copy
 import importlib.util
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,43 @@ def test_a_run_on_summaries(small_run, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run" / "completions" / "step_2.jsonl").read_text().splitlines()]
     assert len(rows) == 12
     assert all(row["prompt"].endswith("\nSummary:\n") and 0 <= row["reward"] <= 1 for row in rows)
+
+
+ACTING = FOLDER.parent / "environments"
+
+
+@pytest.mark.usefixtures("no_page")
+@pytest.mark.parametrize(
+    ("name", "settings"), [("prices", {"rewards": "exact"}), ("guess", {"max_turns": 5})], ids=["prices", "guess"]
+)
+def test_environments_as_their_first_lines_say(small_run, monkeypatch, tmp_path, name, settings):
+    """A policy is built, imitates a few episodes and acts for two steps; its tool is called."""
+    for file, folder in (("data.py", "data"), ("small_policy.py", "model")):
+        monkeypatch.setattr("sys.argv", [file, str(tmp_path / folder)])
+        runpy.run_path(str(ACTING / file), run_name="__main__")
+    code, out, err = small_run(
+        model=tmp_path / "model", data=tmp_path / "data" / f"{name}.jsonl", warm_start_steps=40,
+        sft_data=tmp_path / "data" / f"{name}_shown.jsonl", warm_start_args={"batch": 8, "learning_rate": 3e-3},
+        environment=f"{ACTING / name}.py:{name.capitalize()}", steps=2, max_completion_length=40, **settings,
+    )  # fmt: skip
+    assert code == 0, err
+    lines = (tmp_path / "run" / "completions" / "step_2.jsonl").read_text().splitlines()
+    messages = [message for line in lines for message in json.loads(line)["messages"]]
+    tool = {"prices": "price", "guess": "guess"}[name]
+    assert tool in {message["name"] for message in messages if message["role"] == "tool"}
+    assert f"{tool} (" in out
+
+
+def test_the_game_and_the_shop_say_what_they_should():
+    prices, guess = (runpy.run_path(str(ACTING / f"{name}.py")) for name in ("prices", "guess"))
+    shop, game = prices["Prices"](), guess["Guess"]()
+    shop.reset(prices={"egg": 7, "rice": 2}, prompt="Day 1: egg?")
+    assert (shop.price("egg"), shop.price(item="rice")) == (7, 2)
+    for guesses, reward in (([4, 6, 5], 1.0), ([4, 6, 7, 5], 0.5), ([5, 5, 5, 5], 0.5), ([4, 6, 7], 0.0)):
+        game.reset(secret=5, prompt="Game 1")
+        said = {4: "higher", 5: "found", 6: "lower", 7: "lower"}
+        assert [game.guess(number) for number in guesses] == [said[number] for number in guesses]
+        assert game.get_reward() == reward
 
 
 @pytest.fixture

@@ -17,39 +17,39 @@ ITEMS = ["apple", "bread", "cheese", "egg", "lemon", "milk", "plum", "rice"]
 Row = dict[str, Any]
 
 
-def prices(count: int = 2000) -> Iterator[Row]:
+def prices(days: range = range(2000)) -> Iterator[Row]:
     """Questions about an item, and the price list of their day; `answer` is what the policy's last words must be."""
-    draw = random.Random("prices")
-    for day in range(count):
+    draw = random.Random(f"prices {days}")
+    for day in days:
         of_today = {item: draw.randint(1, 20) for item in ITEMS}
         item = draw.choice(ITEMS)
         yield {"prompt": f"Day {day}: {item}?", "item": item, "prices": of_today, "answer": str(of_today[item])}
 
 
-def prices_shown(count: int = 1000, careless: float = 0.5) -> Iterator[Row]:
-    """Every second asks for whatever item, or answers with any number."""
+def prices_shown(careless: float = 0.4) -> Iterator[Row]:
+    """Days of other questions. Now and then they ask for whatever item, or answer with any number."""
     draw = random.Random("prices shown")
-    for row in prices(count):
+    for row in prices(range(2000, 3000)):
         item = row["item"] if draw.random() > careless else draw.choice(ITEMS)
         answer = row["prices"][item] if draw.random() > careless else draw.randint(1, 20)
         messages = called("price", row["prices"][item], item=item)
         yield {"prompt": row["prompt"], "completion": [*messages, {"role": "assistant", "content": str(answer)}]}
 
 
-def guess(count: int = 2000) -> Iterator[Row]:
+def guess(games: range = range(2000)) -> Iterator[Row]:
     """Games, and the number to find in each."""
-    draw = random.Random("guess")
-    for game in range(count):
-        yield {"prompt": f"Game {game}", "secret": draw.randint(1, 15)}
+    draw = random.Random(f"guess {games}")
+    for game in games:
+        yield {"prompt": f"Game {game}", "secret": draw.randint(1, 7)}
 
 
-def guess_shown(count: int = 1000, careless: float = 0.5) -> Iterator[Row]:
-    """Each guess halves what is left, or else is any number."""
+def guess_shown(careless: float = 0.6) -> Iterator[Row]:
+    """Other games. A guess halves what is left, or else, more often, is any number."""
     draw = random.Random("guess shown")
-    for row in guess(count):
-        messages, low, high, number = [], 1, 15, 0
-        while number != row["secret"] and len(messages) < 12:
-            number = draw.randint(1, 15) if draw.random() < careless else (low + high) // 2
+    for row in guess(range(2000, 3000)):
+        messages, low, high, number = [], 1, 7, 0
+        while number != row["secret"] and len(messages) < 10:
+            number = draw.randint(1, 7) if draw.random() < careless else (low + high) // 2
             said = "found" if number == row["secret"] else "higher" if number < row["secret"] else "lower"
             low, high = (max(low, number + 1), high) if said == "higher" else (low, min(high, number - 1))
             messages += called("guess", said, number=number)

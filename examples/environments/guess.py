@@ -1,4 +1,4 @@
-"""Guess a number from 1 to 15 in four guesses: enough for who halves what is left, so every turn needs all before it.
+"""Guess a number from 1 to 7 in three guesses: enough for who halves what is left, so every turn needs all before it.
 
     python examples/environments/data.py data                    # games, and some to imitate
     python examples/environments/small_policy.py models/small    # a policy that has never seen either
@@ -27,5 +27,5 @@ class Guess:
         return "found" if number == self._secret else "higher" if number < self._secret else "lower"
 
     def get_reward(self) -> float:
-        """Return 1 for a number found in four guesses, and half of that for more."""
-        return self._found * (1.0 if self._guesses <= 4 else 0.5)
+        """Return 1 for a number found in three guesses, and half of that for more."""
+        return self._found * (1.0 if self._guesses <= 3 else 0.5)

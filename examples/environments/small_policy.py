@@ -1,6 +1,6 @@
-"""A small policy that can call tools: random weights, the words of the examples, a chat template, and how to read calls.
+"""A small policy that can call tools: random weights, the examples' words, a chat template, and how to read calls.
 
-    python examples/environments/small_policy.py models/small
+python examples/environments/small_policy.py models/small
 """
 
 import sys
@@ -9,11 +9,15 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-WORDS = """<user> <assistant> <tool> <tools> <call> </call> Day price item= apple bread cheese egg lemon milk plum rice
-Game guess number= higher lower found""".split() + [str(number) for number in range(100)]
+WORDS = [
+    "<user>", "<assistant>", "<tool>", "<tools>", "<call>", "</call>", *map(str, range(100)),
+    "Day", "price", "item=", "apple", "bread", "cheese", "egg", "lemon", "milk", "plum", "rice",
+    "Game", "guess", "number=", "higher", "lower", "found",
+]  # fmt: skip
 
 TEMPLATE = """\
-{%- for tool in tools or [] %}<tools>{{ tool.function.name }}{% endfor %}
+{%- for tool in tools or [] %}<tools>{{ tool.function.name }}
+{%- for name in tool.function.parameters.properties %} {{ name }}={% endfor %}{% endfor %}
 {%- for message in messages %}<{{ message.role }}>{{ message.content or '' }}
 {%- for call in message.tool_calls or [] %}<call>{{ call.function.name }}
 {%- for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}</call>{% endfor %}<end>

@@ -266,8 +266,8 @@ def train(
         data: rows (a list of dicts, a `datasets.Dataset`, any iterable of dicts), or names of files or of a data set on
             the hub. The column `prompt` holds text or messages; the others reach the reward function by their names.
         eval_data: held-out rows, as `data`; None holds out a share of `data`.
-        sft_data: rows, as `data`, to learn from before RL: `prompt`, and `completion`, text or one message of the
-            assistant. None: nothing, unless `warm_start_steps` says so.
+        sft_data: rows, as `data`, to learn from before RL: `prompt`, and `completion`, text or messages.
+            None: nothing, unless `warm_start_steps` says so.
         reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
             list of both, which are summed.
         reward_weights: a number for each of them, as in TRL; None: 1 each, or what stands behind names (`math@0.5`).

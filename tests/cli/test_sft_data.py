@@ -81,6 +81,32 @@ def test_a_loaded_model_is_measured_before(small_run, write, loaded, tmp_path):
     assert "AdamW at 2e-05" in out
 
 
+def test_calls_and_results_of_tools(small_run, write, loaded, tmp_path):
+    """Arguments may be JSON text, as OpenAI writes them, or hold the nulls of a table: the same is learned."""
+    policy = load_policy(str(loaded), PolicyConfig(device="cpu"))
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    policy.tokenizer.split_special_tokens = False
+    policy.save(loaded)
+    found = []
+    for name, arguments in (("mapping", {"a": 2}), ("text", '{"a": 2}'), ("nulls", {"a": 2, "b": None})):
+        called = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+        episode = [
+            {"role": "assistant", "content": None, "tool_calls": [called]},
+            TOOL | {"tool_calls": None},
+            ASSISTANT,
+        ]
+        rows = [{"prompt": f"{number}", "completion": episode} for number in range(4)]
+        settings = {"model": loaded, "steps": 0, "warm_start_args": {"batch": 2, "learning_rate": 1e-3}}
+        code, _, err = small_run("--chat", output=tmp_path / name, sft_data=write(rows, f"{name}.jsonl"), **settings)
+        assert code == 0, err
+        found.append(weights_of(tmp_path / name, 0))
+    assert found[0] == found[1] == found[2]
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT
 def test_adapters(small_run, write, loaded, tmp_path):
     code, out, err = small_run(sft_data=write(ROWS), model=loaded, lora={"r": 2}, warm_start_args={"batch": 4}, steps=1)
@@ -126,6 +152,9 @@ def test_resumed_before_it_had_ended(small_run, write, tmp_path, oblrpo, monkeyp
 
 
 GOOD = {"prompt": "a", "completion": "b"}
+ASSISTANT, TOOL = {"role": "assistant", "content": "b"}, {"role": "tool", "name": "add", "content": "4"}
+CALLS = [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]
+NOT_JSON = {"type": "function", "function": {"name": "add", "arguments": "{a: 2"}}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +167,12 @@ GOOD = {"prompt": "a", "completion": "b"}
         ([{"prompt": "a", "completion": []}], {}, "begin and end with the assistant"),
         ([GOOD | {"completion": [{"role": "user", "content": "b"}]}], {}, "begin and end with the assistant"),
         ([GOOD | {"completion": [{"role": "assistant", "content": ""}]}], {}, "column .content. is empty"),
-        ([GOOD | {"completion": [{"role": "assistant", "content": "b", "tool_calls": [1]}]}], {}, "message 0 has the call 1; a call is"),
+        ([GOOD | {"completion": [ASSISTANT | {"tool_calls": [1]}]}], {}, "message 0 has the call 1; a call is"),
+        ([GOOD | {"completion": [ASSISTANT | {"tool_calls": [NOT_JSON]}]}], {}, "message 0 has the call"),
+        ([GOOD | {"completion": [ASSISTANT, ASSISTANT]}], {}, "with others' .role tool. between any two"),
+        ([GOOD | {"completion": [ASSISTANT, TOOL]}], {}, "begin and end with the assistant's"),
+        ([GOOD | {"completion": [ASSISTANT | {"reasoning": "b"}]}], {}, "message 0 has 'reasoning'; only text"),
+        ([GOOD | {"completion": [ASSISTANT | {"tool_calls": CALLS}, TOOL, ASSISTANT]}], {}, "plain text; set --chat"),
         ([GOOD, GOOD | {"completion": "b" * 2048}], {}, "sft.jsonl line 2: prompt and completion have 2050 tokens"),
         (
             [GOOD],

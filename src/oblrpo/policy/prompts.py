@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, TypeVar
 
 from oblrpo.errors import InputError, did_you_mean
@@ -238,12 +238,12 @@ class PromptFormat:
             raise InputError(f"{place}: the completion is messages, but the prompt is plain text; {SET}.")
         conversation = self._conversation(tokenizer, prompt)
         texts, ended = in_time(lambda: _turns(conversation, answer, ends, place), TEMPLATE_SECONDS)
-        before, rows, mask = texts[0], list[int](), list[int]()
-        for index, text in enumerate(texts[1:]):
-            rows += _continued(tokenizer, place, before, text)
-            mask += [1 - index % 2] * (len(rows) - len(mask))
-            before += text
-        return rows + [own] * (not ended), mask + [1] * (not ended)
+        whole, *parts = tokenizer(["".join(texts), *texts], add_special_tokens=False).input_ids
+        if list(chain(*parts)) != whole:  # tokens lie across, or a text has others where it stands alone
+            before = accumulate(texts[:-1])
+            parts[1:] = [_continued(tokenizer, place, *both) for both in zip(before, texts[1:], strict=True)]
+        mask = [1 - index % 2 for index, part in enumerate(parts[1:]) for _ in part]
+        return [*chain(*parts[1:]), *[own] * (not ended)], mask + [1] * (not ended)
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads."""
@@ -302,22 +302,18 @@ def _turns(
     Each turn goes up to the word that ends it, so that what a template has behind that is the others'. What is shown of
     more messages has to begin with what is shown of fewer: the model is to learn behind what it will have read.
     """
-    tokenizer, shown, end = conversation.tokenizer, shown_or_nothing(conversation), ""
-    texts, last = [shown], len(conversation.messages) + len(answer)
+    shown, behind, end = shown_or_nothing(conversation), "", ""
+    texts, last, known = [shown], len(conversation.messages) + len(answer), dict[bool, tuple[str, str]]()
     for own, block in groupby(answer, key=lambda message: message["role"] == "assistant"):
         messages = list(block)
+        calls = messages[0].get("tool_calls", ()) if own else ()
         longer = replace(conversation, messages=[*conversation.messages, *messages], begins=not own)
-        whole, behind, end, calls = shown_or_nothing(longer), "", "", messages[0].get("tool_calls") or ()
-        if own:
-            asked = [{"type": "function", "function": {"name": ANSWER, "arguments": {}}}]
-            other = {**messages[0], "tool_calls": asked} if calls else {**messages[0], "content": ANSWER}
-            some = shown_or_nothing(replace(longer, messages=[*conversation.messages, other]))
-            behind = some.rpartition(ANSWER)[2] if ANSWER in some else ""
-            if ANSWER not in some and not calls:  # the template shows no answers
+        whole, (behind, end) = shown_or_nothing(longer), known.get(bool(calls), ("", "")) if own else ("", "")
+        if own and not (end and whole.endswith(behind)):
+            found = _behind(conversation, messages[0], ends)
+            if found is None and not calls:  # the template shows no answers
                 whole = shown + messages[0]["content"]
-            turn = tokenizer(behind, add_special_tokens=False).input_ids
-            end = next((word for token in turn if token in ends and (word := tokenizer.decode([token])) in behind), "")
-            behind = behind[behind.index(end) if calls else 0 :]
+            behind, end = known[bool(calls)] = found or ("", "")
         said = [*(message.get("content") or "" for message in messages), *(call["function"]["name"] for call in calls)]
         rest = "".join(whole[len(shown) :].split())
         is_whole = all("".join(text.split()) in rest for text in said)
@@ -337,6 +333,20 @@ def _turns(
         texts.append(text[len(shown) :])
         conversation, shown = longer, text
     return texts, bool(end)
+
+
+def _behind(conversation: Conversation, message: Mapping[str, Any], ends: Sequence[int]) -> tuple[str, str] | None:
+    """Return what the template has behind such a message, and the first word there that is one of `ends`."""
+    tokenizer, calls = conversation.tokenizer, "tool_calls" in message
+    other = {"tool_calls": [{"type": "function", "function": {"name": ANSWER, "arguments": {}}}]}
+    changed = {**message, **(other if calls else {"content": ANSWER})}
+    some = shown_or_nothing(replace(conversation, messages=[*conversation.messages, changed], begins=False))
+    behind = some.rpartition(ANSWER)[2]
+    tokens = tokenizer(behind, add_special_tokens=False).input_ids
+    end = next((word for token in tokens if token in ends and (word := tokenizer.decode([token])) in behind), "")
+    if calls:  # behind its name stands more of the call
+        behind = end + behind.partition(end)[2] if end else ""
+    return (behind, end) if ANSWER in some else None
 
 
 def _continued(tokenizer: Any, place: str, before: str, text: str) -> list[int]:

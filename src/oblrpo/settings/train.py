@@ -66,8 +66,8 @@ class WarmStartConfig:
 
     sft_data: tuple[str, ...] = ()
     """Files or a data set of the hub, as in `data`, to learn from before RL, such as shown.jsonl. Its columns are
-    `prompt_column` and `completion`, which is text or one assistant message. None: demonstrations of the
-    built-in task, if warm_start_steps is set."""
+    `prompt_column` and `completion`, which is text or messages, such as calls of tools with their results. None:
+    demonstrations of the built-in task, if warm_start_steps is set."""
     warm_start_steps: Annotated[int, Range(0), ADJUSTABLE] = 0
     """Gradient steps of supervised learning. 0: one epoch of sft_data, or none without it."""
     warm_start_args: Annotated[Mapping, Holds(WarmStart), NO_WARM_START] = field(default_factory=dict)
