@@ -170,6 +170,11 @@ NOT_JSON = {"type": "function", "function": {"name": "add", "arguments": "{a: 2"
         ([GOOD | {"completion": [ASSISTANT | {"tool_calls": [1]}]}], {}, "message 0 has the call 1; a call is"),
         ([GOOD | {"completion": [ASSISTANT | {"tool_calls": [NOT_JSON]}]}], {}, "message 0 has the call"),
         ([GOOD | {"completion": [ASSISTANT, ASSISTANT]}], {}, "with others' .role tool. between any two"),
+        (
+            [GOOD | {"completion": [ASSISTANT, TOOL | {"content": [{"type": "text", "text": "4"}]}, ASSISTANT]}],
+            {},
+            "content of message 1 is a JSON array, not text",
+        ),
         ([GOOD | {"completion": [ASSISTANT, TOOL]}], {}, "begin and end with the assistant's"),
         ([GOOD | {"completion": [ASSISTANT | {"reasoning": "b"}]}], {}, "message 0 has 'reasoning'; only text"),
         ([GOOD | {"completion": [ASSISTANT | {"tool_calls": CALLS}, TOOL, ASSISTANT]}], {}, "plain text; set --chat"),

@@ -20,7 +20,7 @@ from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
 from oblrpo.tasks.data import PLACEHOLDER, checked_messages, permutation, problems_of
-from oblrpo.tasks.rows import as_text, native, text_of
+from oblrpo.tasks.rows import as_text, kind_of, native, text_of
 from oblrpo.tasks.sources import read_source
 from oblrpo.tasks.task import SAID
 
@@ -121,14 +121,16 @@ def _completion(row: dict[str, Any], place: str) -> Completion:
             raise InputError(f"{where}: message {index} has {further[0]!r}; only text and tool_calls can be learned.")
         if "tool_calls" in message:
             messages[index] = {**message, "tool_calls": [_call(each, where, index) for each in message["tool_calls"]]}
-        else:
+        elif index in own:
             text_of(message, "content", f"{where}: message {index}")
+        if not isinstance(message.get("content"), str | None):
+            raise InputError(f"{where}: the content of message {index} is {kind_of(message['content'])}, not text.")
     return messages if len(messages) > 1 or "tool_calls" in messages[0] else str(messages[0]["content"])
 
 
 def _call(call: Any, where: str, index: int) -> dict[str, Any]:
     """Return a call of a tool whose arguments are a mapping, as templates read them; some data have them as JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
+    function: Any = call.get("function") if isinstance(call, dict) else None
     name, arguments = (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else ("", None)
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
