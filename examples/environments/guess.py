@@ -4,7 +4,7 @@
     python examples/environments/small_policy.py models/small    # a policy that has never seen either
     oblrpo train --model models/small --data data/guess.jsonl --sft-data data/guess_shown.jsonl \
         --environment examples/environments/guess.py:Guess --max-turns 5 --max-completion-length 48 \
-        --warm-start-steps 100 --warm-start-args '{learning_rate: 3e-3}' \
+        --warm-start-steps 100 --warm-start-args '{learning_rate: 3e-3, batch: 16}' \
         --prompts-per-step 16 --num-generations 8 --steps 40 --output runs/guess
 """
 

@@ -4,7 +4,7 @@
     python examples/environments/small_policy.py models/small    # a policy that has never seen either
     oblrpo train --model models/small --data data/prices.jsonl --sft-data data/prices_shown.jsonl \
         --environment examples/environments/prices.py:Prices --rewards exact --max-completion-length 24 \
-        --warm-start-steps 300 --warm-start-args '{learning_rate: 3e-3}' \
+        --warm-start-steps 300 --warm-start-args '{learning_rate: 3e-3, batch: 16}' \
         --prompts-per-step 16 --num-generations 8 --steps 30 --output runs/prices
 """
 

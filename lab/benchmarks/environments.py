@@ -3,7 +3,8 @@
     python -m lab.benchmarks.environments [prices guess] [--seeds 1 2 3 4 5] [--runs runs/environments]
     python -m lab.benchmarks.environments --table
 
-Each seed builds the examples' small policy and lets it imitate their careless episodes; all variants go on from there.
+Each seed builds the examples' small policy and lets it imitate their careless episodes; all variants go on from there,
+but for the one without the tool, which imitates their answers alone.
 RLOO's rate is the best of `RATES` by the last held-out reward of the seeds in `CHOOSE`, which are not measured again.
 Seconds are the CPU's, of sampling (tools included), rewards, looks and training, but not of evaluation; all runs are
 made in this process, one after another. A finished run is not repeated; docs/results/environments.csv is written anew
@@ -31,7 +32,8 @@ from oblrpo.intervals import mean
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, CSV = ROOT / "examples" / "environments", ROOT / "docs" / "results" / "environments.csv"
-RATES, CHOOSE = ("3e-4", "1e-3", "3e-3"), (101, 102)
+RATES, CHOOSE = ("3e-4", "1e-3", "3e-3", "1e-2"), (101, 102)
+NO_TOOLS: dict[str, Any] = {"environment": None, "chat": True}
 MEASURED, NO_TOOL = ("default", "measured"), ("no tool", "measured")
 EVERY: dict[str, Any] = {
     "prompts_per_step": 16, "eval_steps": 5, "eval_samples": 2, "eval_prompts": 128, "heldout_fraction": 0.1,
@@ -58,6 +60,8 @@ def train(folder: Path, name: str, warm: int = 0, **settings: Any) -> list[Point
         given = EVERY | SIZES[name] | {"environment": {"prices": prices.Prices, "guess": guess.Guess}[name]} | settings
         if warm:
             shown = list(getattr(data, f"{name}_shown")())
+            if given["environment"] is None:  # answers without calls
+                shown = [row | {"completion": row["completion"][-1:]} for row in shown]
             how = {"learning_rate": 3e-3, "batch": 16}
             given |= {"sft_data": shown, "warm_start_steps": warm, "warm_start_args": how, "steps": 0}
         run = oblrpo.train(data=rows, output=str(folder), **given)
@@ -78,15 +82,15 @@ def points_of(rows: list[dict[str, Any]], completions: int) -> list[Point]:
     return found
 
 
-def started(runs: Path, name: str, seed: int) -> str:
-    """A policy that has imitated episodes."""
-    folder = runs / name / f"warm_{seed}"
+def started(runs: Path, name: str, seed: int, **settings: Any) -> str:
+    """A policy that has imitated episodes, or only the answers at their ends."""
+    folder = runs / name / (f"warm_answers_{seed}" if settings else f"warm_{seed}")
     if not folder.with_suffix(".json").is_file():
         sys.path.insert(0, str(EXAMPLES))
         import small_policy
 
         small_policy.main(str(runs / f"small_{seed}"), seed)
-    train(folder, name, WARM[name], model=str(runs / f"small_{seed}"), seed=seed)
+    train(folder, name, WARM[name], model=str(runs / f"small_{seed}"), seed=seed, **settings)
     return str(folder / "checkpoints" / "step_0")
 
 
@@ -95,7 +99,8 @@ def measure(runs: Path, name: str, seeds: list[int]) -> None:
 
     def learn(key: tuple[str, str], seed: int, **settings: Any) -> float:
         folder = runs / name / f"{'_'.join(key).replace(' ', '_')}_{seed}"
-        points = train(folder, name, model=started(runs, name, seed), seed=seed, **settings)
+        alone = NO_TOOLS if key == NO_TOOL else {}
+        points = train(folder, name, model=started(runs, name, seed, **alone), seed=seed, **settings | alone)
         curves = read_csv(CSV) if CSV.is_file() else {}
         curves.setdefault((f"{name} {key[0]}", key[1]), {})[seed] = points
         write_csv(CSV, curves)
@@ -113,7 +118,7 @@ def measure(runs: Path, name: str, seeds: list[int]) -> None:
         learn(MEASURED, seed)
         rloo(best, seed)
         if name == "prices":
-            learn(NO_TOOL, seed, environment=None, chat=True)
+            learn(NO_TOOL, seed)
 
 
 def measured(curves: Curves) -> Curves:
