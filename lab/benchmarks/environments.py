@@ -154,7 +154,7 @@ def picture(curves: Curves) -> None:
                     continue
                 kind = variant.removeprefix(f"{name} ")
                 colour = {"default": RIGHT, "RLOO": WRONG}.get(kind, INK)
-                label = {"default": "oblrpo, no rate set", "RLOO": f"RLOO at {rate}, the best of three"}
+                label = {"default": "oblrpo, no rate set", "RLOO": f"RLOO at {rate}, the best of four"}
                 for points in by_seed.values():
                     each.plot(
                         [p["completions"] for p in points],
@@ -185,7 +185,8 @@ def main() -> None:
     for name in asked.names:
         own = {key: by for key, by in curves.items() if key[0].startswith(name)}
         for by, marks in (("completions", 4), ("seconds", 3)):
-            most = min(points[-1][by] for by_seed in own.values() for points in by_seed.values())
+            acting = [by_seed for (variant, _), by_seed in own.items() if not variant.endswith(NO_TOOL[0])]
+            most = min(points[-1][by] for by_seed in acting for points in by_seed.values())
             at = [most * part / marks for part in range(marks + 1)]
             print(f"\nheld-out reward of {name} after {by}\n\n{table(own, by, [float(f'{mark:.3g}') for mark in at])}")
             print(differences(own, name, by, at))
