@@ -189,11 +189,13 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """How much the completions of all processes differ."""
         answers = gather_object(["" if (known := row.get("answer")) is None else str(known) for row in inputs])
         columns = gather_object([{key: value for key, value in row.items() if key != "prompt"} for row in inputs])
-        texts, prompts = (list(map(str, self._logs[key]))[-len(answers) :] for key in ("completion", "prompt"))
+        said, prompts = ([*self._logs[key]][-len(answers) :] for key in ("completion", "prompt"))
+        # Without what tools have said, which tells nothing of the policy.
+        parts = ([part for part in each if part.get("role") != "tool"] if type(each) is list else each for each in said)
         policy = self._advantages.policy
         count_V = token_counts(output["completion_ids"], own_SC(output), policy.end_tokens, policy.vocabulary)
         count_V = self.accelerator.gather(count_V[None]).sum(0)
-        return variety(texts, count_V, answers_of(answers, columns, prompts))
+        return variety([*map(str, parts)], count_V, answers_of(answers, columns, map(str, prompts)))
 
     def _features(self, output: dict[str, Any]) -> Features | None:
         """What the draws tell of completions: all figures, or log-probabilities; None where nothing was kept."""
