@@ -18,6 +18,7 @@ from oblrpo.policy.sequences import MicroBatches
 from oblrpo.rollout import join
 from oblrpo.scores import PROXIES
 from oblrpo.settings import PolicyConfig, ScoresConfig
+from oblrpo.step.flow import clip_metrics
 from oblrpo.step.look import look
 from oblrpo.tables.algorithms import ALGORITHMS, RATIOS, Algorithm
 from oblrpo.tasks import Problem
@@ -276,12 +277,19 @@ def test_several_updates_under_every_ratio(turns, name, weighting):
     old_SC = in_columns(rows, old, float("nan"))
     if turns.counted:
         old_SC = old_SC.nan_to_num(-1.0)
-    one_pass(learner, samples_of(turns.rollouts(), rewards_PG), 0, old_SC, baseline_PG)
+    found = one_pass(learner, samples_of(turns.rollouts(), rewards_PG), 0, old_SC, baseline_PG)
     ours = grads(policy)
     policy.model.zero_grad()
     own_S = has_own(rows)
     (now_SN, mask_SN), (old_SN, _) = packed(truth_of(policy, rows).logps), packed(old)
     A_S1, bounds = (rewards_PG - baseline_PG).flatten()[:, None], learner.ratio.bounds
+    clipped = estimators.ratio_weights(learner.ratio, now_SN, old_SN, mask_SN, A_S1[:, 0]).clipped
+    if name == "cispo":  # a share of those that are pushed up
+        clipped = clipped & (A_S1 > 0)
+    share = (clipped * mask_SN).sum() / mask_SN.sum() if learner.ratio.by_token else clipped.double().mean()
+    shares = clip_metrics(found.gradient, learner.ratio)
+    for key in {"clip_ratio/region_mean", "cispo_clip_ratio"} & {*shares}:
+        assert shares[key] == pytest.approx(float(share))
     given = (each[own_S] for each in (now_SN, old_SN, mask_SN, A_S1))
     loss_S = published(name, *given, bounds.low, bounds.high)
     if weighting == "sequence_mean":
