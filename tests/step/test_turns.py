@@ -12,6 +12,7 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import BASELINES, NORMALISATIONS, WEIGHTINGS, moments, moments_of_halves
+from oblrpo.memory import peak_bytes
 from oblrpo.policy import Policy, make_policy
 from oblrpo.policy.adapters import add_adapter
 from oblrpo.policy.sequences import MicroBatches
@@ -308,14 +309,18 @@ def test_a_sampler_that_differs(turns, in_between):
     told = [(each.detach() - 0.1 * torch.rand(each.shape, generator=generator).double()) for each in truth.logps]
     mu_SC = in_columns(rows, told, in_between)
     rollouts = replace(turns.rollouts(), sampler_logps_SC=mu_SC)
-    learner = learner_of(policy, "rloo", sampler_correction="truncated:1.3")
-    found = one_pass(learner, samples_of(rollouts, rewards_PG), 0)
+    scores = ScoresConfig(look_steps=1, ledger_steps=1)
+    learner = learner_of(policy, "rloo", sampler_correction="truncated:1.3", scores=scores)
+    learner.looks.exact = True
+    found = one_pass(learner, samples_of(rollouts, rewards_PG))
     log_ratio_S = truth.logps_S.detach() - torch.stack([each.sum() for each in told])
     rho_S, score_SN = log_ratio_S.exp().clamp(max=1.3), scores_of(policy, rows)
     close(found.rho_PG.flatten(), rho_S)
     assert 0 < int((rho_S == 1.3).sum()) < P * G
     a_PG = rewards_PG - baseline_of("rloo", rewards_PG, rows, score_SN)
-    close(grads(policy), -((a_PG.flatten() * rho_S)[:, None] * score_SN).mean(0))
+    g_PN = ((a_PG.flatten() * rho_S)[:, None] * score_SN).view(P, G, -1).mean(1)
+    close(grads(policy), -g_PN.mean(0))
+    assert found.further["variance/rloo"] == pytest.approx(float(g_PN.var(0).sum()) / P, rel=1e-6)
     apart = torch.cat([(now - then).abs() for now, then in zip(truth.logps, told, strict=True)]).detach()
     assert found.further["sampling/sampling_logp_difference/mean"] == pytest.approx(float(apart.mean()))
     own_S = has_own(rows)
@@ -448,6 +453,20 @@ class NoBaseline:
 
     def learn(self, *_):
         return {}
+
+
+def test_the_memory_that_is_predicted_suffices(turns):
+    """Predictions are of completions that are all the policy's own: words of tools take as much, and no more."""
+    peaks = []
+    for case in (turns, replace(turns, counted=True)):
+        sequences = case.rollouts().sequences
+
+        def step(sequences=sequences):
+            turns.policy.logps(sequences).logps_S.sum().backward()
+
+        peaks.append(peak_bytes(step, turns.policy.device))
+        turns.policy.model.zero_grad()
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
 
 
 def test_rollouts_keep_whose_words_they_are(turns):

@@ -230,7 +230,7 @@ class CalibratedProxy:
         bounded_S = log_weight_S.clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
         like = features.logps_S
         weight_S = bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
-        return weight_S.where(features.length_S > 0, 0)
+        return weight_S.where(features.length_S > 0, 0)  # in place of NaN
 
     def observe(self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
         """Take in a batch's exact norms; return the `agreement` of the weights as they were predicted before it.
@@ -285,7 +285,6 @@ class CalibratedProxy:
 
 def _regressors(features: Features) -> Tensor:
     length_S, logps_S, entropy_S, logit_norm2_S = map(_cpu64, vars(features).values())
-    length_S = length_S.clamp(min=1)
     log_norm2_S = logit_norm2_S.clamp(min=LOGIT_NORM2_FLOOR).log()
     return torch.stack([length_S.log(), log_norm2_S, logps_S / length_S, entropy_S / length_S], 1)
 

@@ -199,8 +199,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _features(self, output: dict[str, Any]) -> Features | None:
         """What the draws tell of completions: all figures, or log-probabilities; None where nothing was kept."""
-        mask_SC, reported_SC = own_SC(output).clone(), output.get("sampling_per_token_logps")
-        mask_SC[mask_SC.sum(1) == 0, 0] = 1  # of completions that are left out
+        mask_SC, reported_SC = own_SC(output), output.get("sampling_per_token_logps")
         if reported_SC is not None and reported_SC.shape == mask_SC.shape:
             return Features.of_logps(reported_SC.nan_to_num().clamp(max=0), mask_SC)
         if len(self._drawn) != 1 or self.tools or len(self._drawn[0].logp_S) != len(mask_SC):
