@@ -119,7 +119,7 @@ def test_the_lab_book_lists_every_entry_under_its_date_and_the_newest_first():
 
 
 def test_the_pages_that_a_user_needs_are_read_in_an_hour():
-    """Those before "Reference": 10,900 words, code and tables counted; 700 of them came with the page of environments."""
+    """Those before "Reference": 10,900 words, code and tables counted; 700 of them are the page of environments."""
     needed = (ROOT / "mkdocs.yml").read_text().partition("nav:\n")[2].partition("- Reference:")[0]
     words = {page: len((ROOT / "docs" / page).read_text().split()) for page in re.findall(r"[\w/]+\.md", needed)}
     assert {"index.md", "limitations.md"} <= set(words)

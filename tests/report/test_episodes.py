@@ -33,7 +33,7 @@ def read(name, content):
 
 
 SHOP = [
-    called(("price", {"item": "egg", "of": [1, None]}), ("sum", [3]), content="See.", reasoning_content="an egg?"),
+    called(("price", {"item": "œuf", "of": [1, None]}), ("sum", [3]), content="See.", reasoning_content="an egg?"),
     read("price", "3"),
     read("sum", str({"error": "no"})),
     called(("price", {})),
@@ -67,7 +67,7 @@ def test_every_turn_call_and_result_has_a_line():
         ("environment", "Three left.", "read"),
         ("policy thinks", "an egg?", "own"),
         ("policy", "See.", "own"),
-        ("policy calls", 'price(item="egg", of=[1, null])', "own"),
+        ("policy calls", 'price(item="œuf", of=[1, null])', "own"),
         ("policy calls", "sum([3])", "own"),
         ("price", "3", "read"),
         ("sum failed", "{'error': 'no'}", "failed"),
@@ -76,7 +76,7 @@ def test_every_turn_call_and_result_has_a_line():
         ("policy", "It costs 3.", "own"),
     ]
     assert in_a_line(said) == (
-        "3 turns: See. price(item=\"egg\", of=[1, null]) sum([3]) -> 3 -> {'error': 'no'}; price() -> 4; It costs 3."
+        "3 turns: See. price(item=\"œuf\", of=[1, null]) sum([3]) -> 3 -> {'error': 'no'}; price() -> 4; It costs 3."
     )
     assert in_a_line(episode(SHOP[:4], "turns")).endswith("; price() (ended by turns)")
     assert lines_of(episode([{"role": "assistant", "content": ""}])) == [("policy", "", "own")]
@@ -95,7 +95,7 @@ def test_the_page_shows_them_turn_by_turn(write_run):
     page = write_report(
         run_of(write_run, episode(SHOP, observation="Three left."), episode(long, "length"))
     ).read_text()
-    for drawn in ('class="turn own"><small>policy calls</small> <code>price(item=&#34;egg&#34;, of=[1, null])</code>',
+    for drawn in ('class="turn own"><small>policy calls</small> <code>price(item=&#34;œuf&#34;, of=[1, null])</code>',
                   'class="turn failed"><small>sum failed</small> <code>{&#39;error&#39;: &#39;no&#39;}</code>',
                   'class="turn read"><small>environment</small> <code>Three left.</code>',
                   f"3 turns, ended by answer: {STOPS['answer']}", f"1 turn, ended by length: {STOPS['length']}",
