@@ -8,7 +8,7 @@ STOPS = {
     "answer": "a turn without a call",
     "turns": "max_turns is reached, and the last calls are not made",
     "length": "max_completion_length is reached, or the results do not fit",
-    "timeout": "episode_seconds are spent in tools, and the last calls are not made",
+    "timeout": "its tools have taken longer than episode_seconds, and the last results are not read",
     "error": "the environment is gone",
 }
 """Why episodes end."""
