@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from oblrpo.errors import InputError
-from oblrpo.policy import PromptFormat, prompts
+from oblrpo.policy import PromptFormat
 from oblrpo.policy.tool_calls import ToolFormat
 
 SPECIAL = ["<|begin|>", "<|turn|>", "<|end|>", "<|seen|>"]

@@ -33,7 +33,9 @@ def test_turns_are_drawn_behind_all_that_was_read(tmp_path):
     folder = save_policy(tmp_path / "policy", head_dim=32)
     config = TurnsConfig(environment="python:Do")
     environments = Environments("python:Do", objects={"python:Do": Do})
-    policy = with_tools(load_policy(str(folder), PolicyConfig(model=str(folder), device="cpu", chat=True)), environments)
+    policy = with_tools(
+        load_policy(str(folder), PolicyConfig(model=str(folder), device="cpu", chat=True)), environments
+    )
     vllm = VLLMSampler(policy, VLLM(max_model_len=768))
     acting = sampler_of(policy, TrainConfig(turns=config), environments)
     sampler = EpisodeSampler(vllm, policy, environments, acting.format, config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,25 +99,23 @@ class EpisodeSampler:
         G = len(rows) // len(problems)
         self._reset(problems, rows, longest)
         turns = self.sampler.turns(temperature)
-        busy: dict[Future[Any], int] = {}  # the tools at work, by row
-        since: dict[Future[Any], float] = {}  # when they began
+        busy: dict[Future[Any], tuple[int, float]] = {}  # the tools at work: of which row, and since when
         ready = list(range(len(rows)))
         while ready:
             contexts = [rows[index].prompt + rows[index].ids for index in ready]
             rooms = [longest - len(rows[index].ids) for index in ready]
             for index, context, turn in zip(ready, contexts, turns.draw(ready, contexts, rooms), strict=True):
                 if calls := self._took(rows[index], context, turn, longest):
-                    busy[call := in_thread(self._run, rows[index], calls)] = index
-                    since[call] = time.monotonic()
+                    busy[in_thread(self._run, rows[index], calls)] = index, time.monotonic()
             ready = []
             while busy and not ready:
-                for call in sorted(_finished({each: since[each] for each in busy}), key=busy.__getitem__):
-                    if self._read(rows[index := busy.pop(call)], call.result(), longest):
+                for done in sorted(_finished(busy), key=busy.__getitem__):
+                    index, _ = busy.pop(done)
+                    if self._read(rows[index], done.result(), longest):
                         ready.append(index)
-        if self.environments.rewards:
-            asked = [in_thread(self._reward, row) for row in rows]
-            for call in asked:
-                call.result()
+        if self.environments.reward:
+            for asked in [in_thread(self._reward, row) for row in rows]:
+                asked.result()
         return self._rollouts(rows, G)
 
     def _reset(self, problems: Sequence[Problem], rows: list[_Row], longest: int) -> None:
@@ -239,13 +237,13 @@ class EpisodeSampler:
         )
 
 
-def _finished(since: Mapping[Future[Any], float]) -> Collection[Future[Any]]:
-    """Wait for calls by when they began, `TOGETHER` for each, or else for the first; return those that are done."""
+def _finished(busy: Mapping[Future[Any], tuple[int, float]]) -> list[Future[Any]]:
+    """Wait for calls, `TOGETHER` for each since it began, or else for the first; return those that are done."""
     now = time.monotonic()
-    young = {call: begun for call, begun in since.items() if begun + TOGETHER > now}
+    young = {call: begun for call, (_, begun) in busy.items() if begun + TOGETHER > now}
     if young:
         wait(young, max(young.values()) + TOGETHER - now)
-    return [call for call in since if call.done()] or wait(since, return_when=FIRST_COMPLETED).done
+    return [call for call in busy if call.done()] or [*wait(busy, return_when=FIRST_COMPLETED).done]
 
 
 def _with_observation(prompt: Prompt, text: str) -> Prompt:
