@@ -84,7 +84,7 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
     said = {message["content"] for row in rows for message in row["messages"] if message["role"] == "tool"}
     assert "{'error': 'no b'}" in said
     assert "eeeeeeeeeeeeeeeeeeee... (the first 20 of 300,000 characters)" in said
-    assert any(text.startswith("{'error': 'took longe... (the first 20") for text in said)
+    assert any(text.startswith("{'error': 'took long... (the first 20") for text in said)
     last = metrics_of(tmp_path / "run")[-1]
     assert 0 < last["completions/masked_ratio"] < 1
     assert last["tools/failure_frequency"] > 0
