@@ -1,6 +1,10 @@
-"""A job with a tool: keys whose values the policy has to look up, and a tiny Qwen3 that writes calls."""
+"""A job with a tool: keys whose values the policy has to look up, and a tiny Qwen3 that writes calls.
+
+`python -m tests.verl.support.turns FOLDER` learns it for 40 steps.
+"""
 
 import random
+import sys
 from pathlib import Path
 
 import torch
@@ -10,6 +14,8 @@ from transformers import AddedToken, Qwen3Config, Qwen3ForCausalLM
 from verl.tools.function_tool import function_tool
 
 from oblrpo.policy import byte_tokenizer
+from tests.verl.support import launch
+from tests.verl.support.learning import OURS, SHRUNK, curve
 from tests.verl.support.task import qwen_like
 
 VALUES = {0: "4", 1: "7", 2: "1", 3: "apple", 4: "9", 5: "6"}
@@ -105,7 +111,7 @@ def make_model(folder: Path, steps=150) -> Path:
     return folder
 
 
-def make_data(folder: Path, rows=64) -> Path:
+def make_data(folder: Path, rows=320) -> Path:
     """Keys to look up, the same every time."""
     import pandas
 
@@ -121,3 +127,34 @@ def make_data(folder: Path, rows=64) -> Path:
     path = folder / "train.parquet"
     pandas.DataFrame(records).to_parquet(path)
     return path
+
+
+def overrides(outputs: int) -> dict[str, object]:
+    """Settings of a run on 8 prompts a step, by verl's agent loop, with the adapter."""
+    rollout = "actor_rollout_ref.rollout"
+    return OURS | {
+        "data.train_batch_size": 8,
+        "data.max_prompt_length": 40,
+        "data.max_response_length": 80,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+        f"{rollout}.n": outputs,
+        f"{rollout}.agent.default_agent_loop": "tool_agent",
+        f"{rollout}.multi_turn.function_tool_path": __file__,
+        f"{rollout}.multi_turn.max_assistant_turns": 3,
+        "reward.custom_reward_function.path": __file__,
+    }
+
+
+def main(folder: Path) -> None:
+    """Learn, and print means over five steps each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_model(folder / "model")
+    make_data(folder)
+    code, printed = launch.run(folder, 1, 40, **overrides(8) | SHRUNK)
+    print(printed[-3000:] if code else "")
+    for key in ("critic/score/mean", "num_turns/mean", "response_length/mean"):
+        print(key, curve(launch.metrics(folder), key))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
