@@ -4,14 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 from verl.utils.tokenizer import continuous_token_wiring as wiring
 from verl.utils.tokenizer.continuous_token import GLMContinuousTokenBuilder
+from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from oblrpo import estimators
+from oblrpo.adapters.verl.engine import OBLRWorker
 from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.adapters.verl.scoring import GRAM
-from oblrpo.adapters.verl.settings import REPLACED_ENDS, check_tools
+from oblrpo.adapters.verl.settings import REPLACED_ENDS
 from oblrpo.errors import InputError
 from oblrpo.scores import oracle
 from tests.verl.support import launch, turns
@@ -126,7 +129,7 @@ def test_norms_baseline_and_gradient_are_those_of_the_policys_own_tokens(run, tr
     assert ((every_S - norm2_S).abs() / norm2_S)[told_S].min() > 0.01  # or all of this would not show whose they are
 
 
-def test_tools_are_refused_where_verl_replaces_the_token_that_ends_a_turn():
+def test_tools_are_refused_where_verl_replaces_the_token_that_ends_a_turn(refusal):
     builders = {
         name: wiring.get_continuous_token_builder_class(family) for name, family in wiring._MODEL_TYPE_TO_FAMILY.items()
     }
@@ -138,8 +141,38 @@ def test_tools_are_refused_where_verl_replaces_the_token_that_ends_a_turn():
     assert merged.token_ids == [5, 1, 7]
     assert builder.align_response_metadata(merged, [1, 1])[0] == [1, 0, 0]  # though the policy drew it
 
-    tools = {"tool_config_path": None, "function_tool_path": "tools.py"}
-    check_tools(tools, "qwen3")
-    check_tools(tools | {"function_tool_path": None}, "glm4_moe")
-    with pytest.raises(InputError, match=r"function_tool_path=tools\.py with a glm4_moe model"):
-        check_tools(tools, "glm4_moe")
+    said = refusal("glm4_moe", function_tool_path="tools.py")
+    assert "multi_turn.function_tool_path=tools.py and a glm4_moe model" in said
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    """What a worker says, before anything is sampled, of a model that reads 120 tokens."""
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: None)
+
+    def of(model_type, prompt_length=40, max_model_len=None, **tools):
+        config = Qwen3Config(max_position_embeddings=120)
+        config.model_type = model_type
+        engine = SimpleNamespace(module=SimpleNamespace(config=config), configure=lambda *args: None)
+        worker = object.__new__(OBLRWorker)
+        worker.actor = SimpleNamespace(engine=engine)
+        multi_turn = {"tool_config_path": None, "function_tool_path": None} | tools
+        rollout = {"prompt_length": prompt_length, "response_length": 80, "max_model_len": max_model_len}
+        worker.config = OmegaConf.create({"oblrpo": {}, "rollout": rollout | {"multi_turn": multi_turn}})
+        try:
+            worker.init_model()
+        except InputError as error:
+            return str(error)
+        return ""
+
+    return of
+
+
+def test_tools_are_refused_where_an_episode_could_outgrow_the_context(refusal):
+    """For verl's server then raises, and how long an episode is, is up to what was sampled."""
+    assert refusal("qwen3", tool_config_path="tools.yaml") == ""
+    assert refusal("qwen3", prompt_length=41) == ""
+    said = refusal("qwen3", prompt_length=41, tool_config_path="tools.yaml")
+    assert "multi_turn.tool_config_path=tools.yaml and actor_rollout_ref.rollout.max_model_len=120: an episode" in said
+    assert "at least data.max_prompt_length + data.max_response_length=121" in said
+    assert "max_model_len=119" in refusal("qwen3", max_model_len=119, tool_config_path="tools.yaml")

@@ -334,5 +334,6 @@ class OBLRWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         super().init_model()
         if self.actor is not None:
             settings = read_settings(OmegaConf.to_container(self.config.oblrpo))
-            check_tools(self.config.rollout.multi_turn, self.actor.engine.module.config.model_type)
-            self.actor.engine.configure(settings, self.config.rollout.max_model_len or 0)
+            rollout, policy = self.config.rollout, Policy(self.actor.engine.module, None)
+            check_tools(rollout, policy.model.config.model_type, rollout.max_model_len or policy.longest)
+            self.actor.engine.configure(settings, rollout.max_model_len or 0)

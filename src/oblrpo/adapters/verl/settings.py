@@ -119,14 +119,19 @@ REPLACED_ENDS = {"glm4_moe", "glm4v", "glm4v_moe", "glm_moe_dsa"}
 """The types of models whose end of a turn, `<|observation|>`, verl replaces by the tool's before it masks tokens."""
 
 
-def check_tools(multi_turn: Mapping[str, Any], model_type: str) -> None:
-    """Refuse tools where verl's agent loop does not count every token that the policy drew."""
-    for key in ("tool_config_path", "function_tool_path"):
-        if multi_turn[key] and model_type in REPLACED_ENDS:
-            raise InputError(
-                f"oblr_po does not work with {ROLLOUT}.multi_turn.{key}={multi_turn[key]} with a {model_type} model: "
-                "verl takes the token that ends the policy's turn for the tool's; set it to null, or use another model."
-            )
+def check_tools(rollout: Any, model_type: str, longest: int) -> None:
+    """Refuse tools where verl miscounts the policy's tokens, or would leave out episodes that fill `longest` tokens."""
+    given = [key for key in ("tool_config_path", "function_tool_path") if rollout.multi_turn[key]]
+    if not given:
+        return
+    tools = f"oblr_po does not work with {ROLLOUT}.multi_turn.{given[0]}={rollout.multi_turn[given[0]]} and"
+    if model_type in REPLACED_ENDS:
+        why = "verl takes the token that ends the policy's turn for the tool's"
+        raise InputError(f"{tools} a {model_type} model: {why}; set it to null, or use another model.")
+    if longest < (needed := rollout.prompt_length + rollout.response_length):
+        context = f"{ROLLOUT}.max_model_len={longest}: an episode that fills it fails, and verl leaves it out"
+        sizes = f"data.max_prompt_length + data.max_response_length={needed}"
+        raise InputError(f"{tools} {context}; set it to at least {sizes}, or lower those.")
 
 
 def check_config(config: Any, settings: Settings) -> None:
