@@ -114,23 +114,34 @@ class Worker:
 
     def _exchange(self, request: bytes, seconds: float) -> Any:
         """Send a request and return the reply to it; the process is killed if none comes, or something stops us."""
-        self._channel.settimeout(seconds)
         try:
-            self._channel.sendall(request)
-            with self._channel.makefile("rb") as replies:
-                reply = replies.readline()
-            if not reply.endswith(b"\n"):
-                raise EOFError
-            return json.loads(reply)
-        except BaseException as error:  # after a Ctrl-C, too: the next request must not get the reply to this one
+            return exchange(self._channel, request, seconds)
+        except BaseException:  # after a Ctrl-C, too: the next request must not get the reply to this one
             self.stop()
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(f"no answer after {seconds:g} s") from None
-            if isinstance(error, (EOFError, OSError)):
-                raise WorkerDied("its process ended before it answered") from None
-            if isinstance(error, (ValueError, RecursionError)):
-                raise WorkerDied("its process sent an invalid reply") from None
             raise
+
+
+def exchange(channel: socket.socket, request: bytes, seconds: float) -> Any:
+    """Send a request over a socket and return the reply to it; where none comes, the socket is of no further use.
+
+    Raises:
+        TimeoutError: there was none after `seconds`.
+        WorkerDied: the other side has ended, or sends no JSON.
+    """
+    channel.settimeout(seconds)
+    try:
+        channel.sendall(request)
+        with channel.makefile("rb") as replies:
+            reply = replies.readline()
+        if not reply.endswith(b"\n"):
+            raise EOFError
+        return json.loads(reply)
+    except TimeoutError:
+        raise TimeoutError(f"no answer after {seconds:g} s") from None
+    except (EOFError, OSError):
+        raise WorkerDied("its process ended before it answered") from None
+    except (ValueError, RecursionError):
+        raise WorkerDied("its process sent an invalid reply") from None
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket, mark: str) -> None:

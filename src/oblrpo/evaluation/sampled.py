@@ -27,12 +27,13 @@ from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
 from oblrpo.policy.model import LEAST_COMPLETION
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import Rollouts, Sampler, TransformersSampler, VLLMSampler
+from oblrpo.rollout import Rollouts, Sampler, TransformersSampler, VLLMSampler, sample_problems
 from oblrpo.rollout.room import rows_at_once, sampling_memory
 from oblrpo.rollout.variety import answers_of
 from oblrpo.runs import locked, read_rows, write_atomically
 from oblrpo.seeds import seed_of
 from oblrpo.settings import RolloutConfig, SamplingConfig
+from oblrpo.tasks.episode import Episode, logged
 from oblrpo.tasks.task import Problem
 
 # The size of a batch is among them because it decides the draws.
@@ -240,31 +241,33 @@ def heldout_accuracy(
     """Return avg@k of the policy, sampled as in training, and its completions; torch's random state is put back.
 
     A completion is {prompt, answer, completion, reward}, those of a prompt side by side; a masked one has no reward.
-    With `swap` they are graded once more, as if each answered another prompt, one with another answer (`answers_of`).
+    With `swap` they are graded once more, as if each answered another prompt, one with another answer (`answers_of`),
+    unless an environment rewards them, which has seen one prompt alone.
     The last value is what they lose by that, a mean over prompts; None where all prompts have one answer.
     """
     rows, losses_P = list[dict[str, Any]](), list[float]()
     known = ([each.answer for each in problems], [each.columns for each in problems], [each.text for each in problems])
-    others_P = _others(answers_of(*known)) if swap else []
+    others_P = _others(answers_of(*known)) if swap and not rewards.of_environment else []
 
-    def drawn() -> Iterator[tuple[list[Problem], list[str], Ids]]:
+    def drawn() -> Iterator[tuple[list[Problem], Sequence[str | Episode], Ids]]:
         at_once = max(1, rollout.prompts_per_step * rollout.num_generations // samples)
         for start in range(0, len(problems), at_once):
             part = problems[start : start + at_once]
-            prompts = [problem.prompt for problem in part]
-            draws = sampler.sample(prompts, samples, rollout.max_completion_length, rollout.temperature)
-            yield part, draws.completions, draws.ids
+            draws = sample_problems(sampler, part, samples, rollout.max_completion_length, rollout.temperature)
+            yield part, draws.said, draws.ids
 
     def graded(*batch: Any) -> tuple[list[list[float]], list[list[bool]]]:
         values_PG, valid_PG = rewards(*batch)
         return torch.tensor(values_PG, device="cpu").tolist(), valid_PG  # in the precision that a step has them in
 
-    def grade(part: list[Problem], texts: list[str], ids: Ids) -> tuple[list[list[float]], list[list[bool]]]:
+    def grade(
+        part: list[Problem], texts: Sequence[str | Episode], ids: Ids
+    ) -> tuple[list[list[float]], list[list[bool]]]:
         first, (values_PG, valid_PG) = len(rows) // samples, graded(part, texts, ids)
-        for s, text in enumerate(texts):
+        for s, said in enumerate(texts):
             p, g = divmod(s, samples)
-            asked = {"prompt": part[p].text, "answer": part[p].answer}
-            rows.append(asked | {"completion": text, "reward": values_PG[p][g] if valid_PG[p][g] else None})
+            asked = {"prompt": part[p].text, "answer": part[p].answer} | logged(said)
+            rows.append(asked | {"reward": values_PG[p][g] if valid_PG[p][g] else None})
         if others_P:
             swapped = graded([problems[p] for p in others_P[first : first + len(part)]], texts, ids)
             for own, counts, other, also in zip(values_PG, valid_PG, *swapped, strict=True):

@@ -15,6 +15,7 @@ from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, Wor
 from oblrpo.settings.shared import split_weight
 from oblrpo.tasks import Problem, Task, Verifier
 from oblrpo.tasks.data import Fault
+from oblrpo.tasks.episode import Episode
 from oblrpo.workers import in_thread
 
 OnError = Literal["raise", "mask"]
@@ -40,11 +41,13 @@ class Rewards:
         on_error: OnError = "raise",
         seconds: float = 60.0,
         functions: Mapping[str, Callable[..., Any]] | None = None,
+        environment: str = "",
     ) -> None:
         """Load rewards: those of `BUILT_IN` with their options, `package.module.function` or `file.py:function`.
 
         A weight other than 1 follows after `@`. Without names they are the task's default rewards. The name `task`
-        means the task's own verifier. `functions` holds callables of the user's program by name.
+        means the task's own verifier. `functions` holds callables of the user's program by name. `environment` is the
+        class whose `get_reward` counts, too, with weight 1 unless it is named, as in TRL.
         """
         further: dict[str, Callable[..., Any]] = {}
         if isinstance(task, Verifier):
@@ -53,8 +56,14 @@ class Rewards:
                 return task.rewards([Problem(*pair) for pair in zip(prompts, answer, strict=True)], completions)
 
             further["task"] = verify
+        if environment:
+            further[environment] = lambda episodes, **_: [episode.reward for episode in episodes]
         further |= {name: PythonReward(function) for name, function in (functions or {}).items()}
-        self.names = list(names if task is None else names or task.default_rewards)
+        self.names = list(names if task is None or environment else names or task.default_rewards)
+        if environment and environment not in [split_weight(name)[0] for name in self.names]:
+            self.names.append(environment)
+        self.of_environment = bool(environment)
+        """Whether an environment rewards its episodes."""
         self.task: Any = task
         self._on_error = on_error
         self._rewards: dict[str, tuple[Any, float]] = {}
@@ -100,7 +109,10 @@ class Rewards:
         return {name if often[short[name]] > 1 else short[name]: values for name, values in earned.items()}
 
     def __call__(
-        self, problems: list[Problem], completions: list[str], ids: Callable[[], list[list[int]]] | None = None
+        self,
+        problems: list[Problem],
+        completions: Sequence[str | Episode],
+        ids: Callable[[], list[list[int]]] | None = None,
     ) -> tuple[list[list[float]], list[list[bool]]]:
         """Return F_PG, where completion p G + j answers problem p, and which are valid; a masked one has a 0.
 
@@ -120,17 +132,24 @@ class Rewards:
     def sums(
         self,
         prompts: Sequence[Any],
-        completions: Sequence[str],
+        completions: Sequence[str | Episode],
         columns: Mapping[str, Sequence[Any]],
         ids: Callable[[], list[list[int]]] | None = None,
         golds: Sequence[Any] | None = None,
     ) -> list[float | None]:
-        """Return the weighted sum for each completion, None where it is masked; ours compare it with `golds`."""
+        """Return the weighted sum for each completion, None where it is masked; ours compare it with `golds`.
+
+        Of an episode ours read the last message, if it is an answer; it is masked where its environment has ended.
+        """
         given = {**columns, "prompts": prompts, "completions": completions}
+        episodes = [each for each in completions if isinstance(each, Episode)]
+        if episodes and all(each.environment is not None for each in episodes):  # as in TRL
+            given["environments"] = [each.environment for each in episodes]
         if ids is not None and self.needs_ids:
             given["completion_ids"] = ids()
         later = [name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)]
-        ours = given if golds is None else given | {"answer": golds}
+        answers = [each if isinstance(each, str) else each.answer for each in completions]
+        ours = given | {"completions": answers, "episodes": episodes} | ({} if golds is None else {"answer": golds})
         # A column that is named is the data's own, also where it is called `answer` and the answer is another.
         named = {
             name for name, (each, _) in self._rewards.items() if hasattr(each, "takes") or vars(each).get("column")
@@ -139,12 +158,14 @@ class Rewards:
         values = {name: self._values(name, for_each[name]) for name in self._rewards if name not in later}
         calls = {name: in_thread(self._values, name, given) for name in later}
         values |= {name: call.result() for name, call in calls.items()}
-        names = ", ".join(f"'{name}'" for name in self._rewards)
+        names, gone = ", ".join(f"'{name}'" for name in self._rewards), {id(e) for e in episodes if not e.whole}
         for name in self._rewards:
             self._earned.setdefault(name, []).extend(value for value in values[name] if isinstance(value, float))
         return [
-            self._sum([values[name][s] for name in self._rewards], names, f"completion {s} ({text[:40]!r}); {FIX}")
-            for s, text in enumerate(completions)
+            None
+            if id(said) in gone
+            else self._sum([values[name][s] for name in self._rewards], names, f"completion {s} ({beginning(said)}); {FIX}")
+            for s, said in enumerate(completions)
         ]
 
     def _sum(self, values: list[float | list[str] | None], names: str, where: str) -> float | None:
@@ -172,13 +193,18 @@ class Rewards:
             return [[]] * len(completions)
         for s, value in enumerate(values):
             if isinstance(value, list):
-                self._failed(f"reward '{name}' returned {value[0]} for completion {s} ({completions[s][:40]!r}); {FIX}")
+                self._failed(f"reward '{name}' returned {value[0]} for completion {s} ({beginning(completions[s])}); {FIX}")
         return values
 
     def _failed(self, message: str, cause: BaseException | None = None) -> None:
         """Report a failure, where failures are no masks."""
         if self._on_error == "raise":
             raise InputError(message) from cause
+
+
+def beginning(said: str | Episode) -> str:
+    """Return the beginning of what was said, for messages."""
+    return repr((said if isinstance(said, str) else said.text)[:40])
 
 
 def of_rows(names: Sequence[str]) -> tuple[bool, list[Fault]]:

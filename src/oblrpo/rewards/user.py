@@ -24,6 +24,7 @@ from typing import Any
 
 from oblrpo.checksums import sum_of_texts
 from oblrpo.errors import InputError, shown
+from oblrpo.tasks.episode import Episode
 from oblrpo.tasks.rows import OF_JSON, native
 from oblrpo.workers import START, Worker, WorkerDied
 
@@ -123,11 +124,12 @@ def copied(value: Any) -> Any:
     return copy.deepcopy(value) if isinstance(value, (set, bytearray, deque)) or hasattr(value, "tolist") else value
 
 
-def as_messages(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
-    """Return completions as TRL passes them: where a prompt is messages, so is the completion."""
+def as_messages(prompts: Sequence[Any], completions: Sequence[str | Episode]) -> list[Any]:
+    """Return completions as TRL passes them: an episode is messages, and where a prompt is, so is the completion."""
     return [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, completions, strict=True)
+        list(said) if isinstance(said, Episode) else
+        said if isinstance(prompt, str) else [{"role": "assistant", "content": said}]
+        for prompt, said in zip(prompts, completions, strict=True)
     ]
 
 

@@ -1,12 +1,23 @@
 """Sampling completions from a policy: by our loop, by transformers' `generate`, or by vLLM."""
 
 from oblrpo.policy import Policy
-from oblrpo.rollout.rollouts import Rollouts, Sampler, join
+from oblrpo.rollout.episodes import EpisodeSampler
+from oblrpo.rollout.rollouts import Rollouts, Sampler, join, sample_problems
 from oblrpo.rollout.transformers import TransformersSampler, sample
 from oblrpo.rollout.vllm import VLLMSampler
 from oblrpo.settings import SamplerConfig
 
-__all__ = ["Rollouts", "Sampler", "TransformersSampler", "VLLMSampler", "join", "make_sampler", "sample"]
+__all__ = [
+    "EpisodeSampler",
+    "Rollouts",
+    "Sampler",
+    "TransformersSampler",
+    "VLLMSampler",
+    "join",
+    "make_sampler",
+    "sample",
+    "sample_problems",
+]
 
 
 def make_sampler(

@@ -1,7 +1,7 @@
 """The loop that samples: prompts read once, rows that have ended leave the batch, keys and values written in place."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -143,16 +143,22 @@ def cache_name(function: Callable[..., Any]) -> str:
     return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
 
 
-def decode(
-    model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, ends: Collection[int], pad: int,
-    draw: Draw,
-) -> Drawn | None:  # fmt: skip
-    """Return G completions of every prompt with the figures of their draws by token, (S, C) each.
+@dataclass(frozen=True)
+class Kept:
+    """The keys and values of a row that has ended its turn: of all its tokens but the last, which no model has read."""
 
-    It is None where the caller has to use `generate`. C is the length of the longest completion; behind its end a row
-    is padding. The model reads the rows that have not ended and no others. The host waits for the device once a token,
-    to learn which have.
-    """
+    layers: list[tuple[Tensor, Tensor]]
+    """Of every layer, with those of other rows that ended at the same time: (rows, heads, columns, width)."""
+    place: int
+    """Its place among those rows."""
+    begin: int
+    """The column of its first token; the last one is its token's that was read last."""
+
+
+Read = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
+
+
+def _reader(model: Any) -> Read:
     inner = without_adapters(model)
     names, cache_is = inspect.signature(inner.forward).parameters, cache_name(inner.forward)
     further = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
@@ -164,7 +170,20 @@ def decode(
         output = inner(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **given)
         return output.logits[:, -1], getattr(output, cache_is)
 
-    prompts = ShortCache()
+    return read
+
+
+def decode(
+    model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, ends: Collection[int], pad: int,
+    draw: Draw, kept: dict[int, Kept] | None = None,
+) -> Drawn | None:  # fmt: skip
+    """Return G completions of every prompt with the figures of their draws by token, (S, C) each.
+
+    It is None where the caller has to use `generate`. C is the length of the longest completion; behind its end a row
+    is padding. The model reads the rows that have not ended and no others. The host waits for the device once a token,
+    to learn which have. What was read of rows that end by a token goes into `kept`, by row.
+    """
+    read, prompts = _reader(model), ShortCache()
     logits_SV, cache = read(prompt_PQ, mask_PQ, (mask_PQ.cumsum(1) - 1).clamp(min=0), prompts)
     plain = all(type(layer) is DynamicLayer and layer.get_seq_length() > 0 for layer in prompts.layers)
     if cache is not prompts or not prompts.layers or not plain:  # keys and values of all tokens, and nothing else
@@ -172,10 +191,66 @@ def decode(
     logits_SV = logits_SV.repeat_interleave(copies, 0)
     for index in range(len(prompts.layers)):  # one after another: the prompts' own keys are let go
         prompts.layers[index] = PreallocatedLayer(prompts.layers[index], copies, mask_PQ.shape[1] + longest - 1)
-    mask_SQ = mask_PQ.repeat_interleave(copies, 0)
+    rooms = [longest] * len(logits_SV)
+    return _draw(read, prompts, logits_SV, mask_PQ.repeat_interleave(copies, 0), rooms, ends, pad, draw, kept)
+
+
+def decode_on(
+    model: Any, contexts: Sequence[Sequence[int]], read_before: Sequence[Kept], rooms: Sequence[int],
+    ends: Collection[int], pad: int, draw: Draw, kept: dict[int, Kept], still: Collection[int] = (),
+) -> Drawn:  # fmt: skip
+    """Return what `decode` returns, of rows whose contexts begin with what was `read_before`, (N, C) each.
+
+    Tokens lie on the right, without gaps, as those of prompts do. Where a row has fewer new tokens than another, the
+    model reads its last ones once more with them. `rooms` are the most tokens of each row. What was read before is let
+    go layer by layer, but for the blocks (by `id` of their layers) that are `still` needed by other rows.
+    """
+    read, device = _reader(model), read_before[0].layers[0][0].device
+    lengths = [len(context) for context in contexts]
+    known = [row.layers[0][0].shape[2] - row.begin for row in read_before]
+    new, width = max(map(int.__sub__, lengths, known)), max(lengths)
+    length_N1 = torch.tensor(lengths, device=device)[:, None]
+    mask_NW = (torch.arange(width, device=device) >= width - length_N1).long()
+    # The token of column c is the row's token number c - (width - length), which was kept in column `begin` + that.
+    shift_N1 = torch.tensor([row.begin for row in read_before], device=device)[:, None] - width + length_N1
+    column_NB = (torch.arange(width - new, device=device) + shift_N1).clamp(min=0)
+    sources: dict[int, list[int]] = {}
+    for row, each in enumerate(read_before):
+        sources.setdefault(id(each.layers), []).append(row)
+    cache = ShortCache()
+    for number in range(len(read_before[0].layers)):
+        layer = DynamicLayer()
+        for which in (0, 1):
+            first = read_before[0].layers[number][which]
+            values = first.new_zeros(len(contexts), first.shape[1], width - new, first.shape[3])
+            for rows in sources.values():
+                row_M = torch.tensor(rows, device=device)
+                place_M = torch.tensor([read_before[row].place for row in rows], device=device)
+                source = read_before[rows[0]].layers[number][which]
+                column_MB = column_NB[row_M].clamp(max=source.shape[2] - 1)
+                values[row_M] = source[place_M[:, None], :, column_MB].transpose(1, 2)
+            setattr(layer, ("keys", "values")[which], values)
+        for rows in sources.values():
+            if id(block := read_before[rows[0]].layers) not in still:
+                block[number] = (values[:0], values[:0])
+        cache.layers.append(PreallocatedLayer(layer, 1, width + max(rooms) - 1))
+    last_NC = torch.tensor([[pad] * (new - len(c)) + list(c[-new:]) for c in contexts], device=device)
+    position_NC = (torch.arange(width - new, width, device=device) - (width - length_N1)).clamp(min=0)
+    logits_NV, _ = read(last_NC, mask_NW, position_NC, cache)
+    return _draw(read, cache, logits_NV, mask_NW, rooms, ends, pad, draw, kept)
+
+
+def _draw(
+    read: Read, cache: Any, logits_SV: Tensor, mask_SQ: Tensor, rooms: Sequence[int], ends: Collection[int], pad: int,
+    draw: Draw, kept: dict[int, Kept] | None,
+) -> Drawn:  # fmt: skip
+    """Draw token after token behind what was read, until every row has ended or has as many as its room."""
+    Q, longest = mask_SQ.shape[1], max(rooms)
     mask_ST = torch.cat([mask_SQ, mask_SQ.new_ones(len(mask_SQ), longest)], 1)
-    live = _Live(prompts, torch.arange(len(mask_SQ), device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
-    completion_SC = prompt_PQ.new_full((len(live.row_N), longest), pad)
+    rows, length_S = list(range(len(mask_SQ))), mask_SQ.sum(1)
+    live = _Live(cache, rows, torch.arange(len(mask_SQ), device=mask_SQ.device), length_S, mask_ST)
+    begins = (Q - length_S).tolist() if kept is not None else []
+    completion_SC = mask_SQ.new_full((len(rows), longest), pad)
     wide = _wide(logits_SV)
     kinds = 3 if draw.features and draw.temperature else 1  # log-probability, entropy, logit norm
     values = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(kinds)]
@@ -187,11 +262,17 @@ def decode(
         tokens = token_N.tolist()
         if min(tokens) < 0:
             raise DivergedError("the policy's probabilities are NaN; lower learning_rate.")
-        token_N = live.without([token in ends for token in tokens], token_N)
-        if not len(token_N) or column + 1 == longest:
+        ended = [token in ends for token in tokens]
+        if kept is not None and any(ended):
+            layers = live.keys_and_values(ended)
+            for place, row in enumerate(row for row, end in zip(live.rows, ended, strict=True) if end):
+                kept[row] = Kept(layers, place, begins[row])
+        ended = [end or column + 1 == rooms[row] for row, end in zip(live.rows, ended, strict=True)]
+        token_N = live.without(ended, token_N)
+        if not len(token_N):
             break
-        mask_NT = live.mask_NT[:, : prompt_PQ.shape[1] + column + 1]
-        logits_SV, _ = read(token_N[:, None], mask_NT, (live.length_N + column)[:, None], prompts)
+        mask_NT = live.mask_NT[:, : Q + column + 1]
+        logits_SV, _ = read(token_N[:, None], mask_NT, (live.length_N + column)[:, None], cache)
     return Drawn(*(value_SC[:, : column + 1] for value_SC in (completion_SC, *values)))
 
 
@@ -216,9 +297,16 @@ class _Live:
     """The N rows that have not ended, in the first N places of everything; they move up when others leave."""
 
     cache: DynamicCache
-    row_N: Tensor  # their places among the S rows
+    rows: list[int]  # their places among the S rows
+    row_N: Tensor  # the same on the device
     length_N: Tensor  # the length of each row's prompt
     mask_NT: Tensor  # which tokens are real, with all columns that may come
+
+    def keys_and_values(self, chosen: list[bool]) -> list[tuple[Tensor, Tensor]]:
+        """Return copies of what was read of some rows, by layer."""
+        place_M = torch.tensor(chosen, device=self.row_N.device).nonzero().flatten()
+        layers = [(layer.keys, layer.values, layer.get_seq_length()) for layer in self.cache.layers]
+        return [(keys[place_M, :, :length], values[place_M, :, :length]) for keys, values, length in layers]
 
     def without(self, ended: list[bool], token_N: Tensor) -> Tensor:
         """Let rows leave, and return the tokens of the others in their new places.
@@ -233,6 +321,9 @@ class _Live:
         into, out_of = (torch.tensor(places, dtype=torch.long, device=token_N.device) for places in (holes, movers))
         for layer in self.cache.layers:
             layer.keep(count, into, out_of)
+        for hole, mover in zip(holes, movers, strict=True):
+            self.rows[hole] = self.rows[mover]
+        del self.rows[count:]
         moved = [self.row_N, self.length_N, self.mask_NT, token_N]
         for values in moved:
             values[into] = values[out_of]

@@ -13,8 +13,8 @@ from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.saving import own_settings_aside
-from oblrpo.rollout.decode import Draw, Drawn, ShortCache, applies, cache_name, decode
-from oblrpo.rollout.rollouts import Rollouts, ended, join, texts_of
+from oblrpo.rollout.decode import Draw, Drawn, Kept, ShortCache, applies, cache_name, decode, decode_on
+from oblrpo.rollout.rollouts import Rollouts, Turn, ended, in_groups, join, texts_of
 from oblrpo.scores import Features
 
 CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
@@ -47,9 +47,43 @@ class TransformersSampler:
         how = (num_generations, max_completion_length, temperature, top_p, self.logps, self.features)
         return join([sample(self.policy, prompts[at : at + size], *how) for at in range(0, len(prompts), size)])
 
+    def turns(self, temperature: float) -> "KeptTurns":
+        """Return what draws the turns of new conversations."""
+        return KeptTurns(self.policy, Draw(temperature, features=self.features))
+
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
         self.policy = policy
+
+
+class KeptTurns:
+    """Draws turns of conversations, whose keys and values it keeps from turn to turn where `decode.applies`."""
+
+    def __init__(self, policy: Policy, draw: Draw) -> None:
+        self.policy, self._draw = policy, draw
+        self._kept: dict[int, Kept] = {}
+
+    @torch.no_grad()
+    def draw(self, rows: Sequence[int], contexts: Sequence[list[int]], rooms: Sequence[int]) -> list[Turn]:
+        """Return the next turn of some rows (`rollouts.Turns`)."""
+        policy, kept = self.policy, dict[int, Kept]()
+        before = [self._kept.pop(row) for row in rows if row in self._kept]
+        if len(before) == len(rows):
+            still = {id(each.layers) for each in self._kept.values()}
+            ends, pad = policy.end_tokens, policy.pad_token
+            with policy.arithmetic():
+                drawn = decode_on(policy.model, contexts, before, rooms, ends, pad, self._draw, kept, still)
+        else:
+            once, copies = in_groups(contexts)
+            drawn = draw_tokens(policy, *policy.pad_prompts(once), copies, max(rooms), self._draw, True, kept)
+        self._kept |= {rows[index]: each for index, each in kept.items()}
+        lengths = (~ended(policy, drawn.next_token_S)).cumprod(1).sum(1) + 1  # up to and including the end token
+        most = [min(*pair) for pair in zip(lengths.tolist(), rooms, strict=True)]
+        figures_SKC = torch.stack([values for values in drawn[1:] if values is not None], 1).cpu()
+        return [
+            Turn(ids[:count], figures_KC[:, :count])
+            for ids, figures_KC, count in zip(drawn.next_token_S.tolist(), figures_SKC, most, strict=True)
+        ]
 
 
 @torch.no_grad()
@@ -90,16 +124,17 @@ def sample(
 
 
 def draw_tokens(
-    policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, draw: Draw, logps: bool = False
-) -> Drawn:
+    policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, draw: Draw, logps: bool = False,
+    kept: dict[int, Kept] | None = None,
+) -> Drawn:  # fmt: skip
     """Return G completions of every prompt with the figures of their draws by token, (S, C) each.
 
-    The loop gives figures always, `generate` where they are asked for.
+    The loop gives figures always, and what it has read (`decode`); `generate` gives figures where they are asked for.
     """
     if applies(policy.model):
         ends, pad = policy.end_tokens, policy.pad_token
         with policy.arithmetic():
-            drawn = decode(policy.model, prompt_PQ, mask_PQ, copies, longest, ends, pad, draw)
+            drawn = decode(policy.model, prompt_PQ, mask_PQ, copies, longest, ends, pad, draw, kept)
         if drawn is not None:
             return drawn
     record = Record(draw) if draw.temperature and (logps or draw.features) else None

@@ -16,7 +16,7 @@ from oblrpo.model_files import explained
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout.engine import SEE, open_engine, random_state_kept
-from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
+from oblrpo.rollout.rollouts import Rollouts, Turn, ended, in_groups, texts_of
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.scores import Features
 from oblrpo.settings import VLLM
@@ -60,23 +60,35 @@ class VLLMSampler:
 
         Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
         """
+        rows, G = self.policy.encode(prompts, room=max_completion_length), num_generations
+        tokens, logps = self.draw(rows, G, [max_completion_length] * len(rows), temperature, top_p)
+        return self._rollouts(rows, G, tokens, logps)
+
+    def draw(
+        self, rows: list[list[int]], G: int, rooms: Sequence[int], temperature: float, top_p: float = 1.0
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the tokens of G continuations of every row, of at most so many tokens, and their log-probabilities."""
         if not self._shutdown.alive:
             self.sync(self.policy)
-        rows = self.policy.encode(prompts, room=max_completion_length)
         most = self.engine.llm_engine.model_config.max_model_len
-        if (longest := max(map(len, rows)) + max_completion_length) > most:
+        if (longest := max(map(int.__add__, map(len, rows), rooms))) > most:
             raise InputError(
                 f"a prompt and its completion may take {longest} tokens, more than the {most} that the vLLM engine can "
                 "hold; raise max_model_len or gpu_memory_utilization of vllm_args, or lower max_completion_length."
             )
         if temperature == 0:  # where vLLM takes no more than one of a prompt
-            rows, num_generations = [row for row in rows for _ in range(num_generations)], 1
+            rows, rooms, G = [row for row in rows for _ in range(G)], [room for room in rooms for _ in range(G)], 1
         seeds = torch.randint(2**48, (len(rows),), device="cpu").tolist()
-        return self._draw(rows, seeds, num_generations, max_completion_length, temperature, top_p)
+        return self._tokens(rows, seeds, G, rooms, temperature, top_p)
 
-    def _draw(
-        self, rows: list[list[int]], seeds: list[int], G: int, longest: int, temperature: float, top_p: float
-    ) -> Rollouts:
+    def turns(self, temperature: float) -> "EngineTurns":
+        """Return what draws the turns of new conversations."""
+        return EngineTurns(self, temperature)
+
+    def _tokens(
+        self, rows: list[list[int]], seeds: list[int], G: int, rooms: Sequence[int], temperature: float, top_p: float
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Do so with seeds that are given."""
         from vllm import SamplingParams
 
         parameters = [
@@ -85,13 +97,13 @@ class VLLMSampler:
                 temperature=temperature,
                 top_p=top_p,
                 seed=seed,
-                max_tokens=longest,
+                max_tokens=room,
                 stop_token_ids=[token for token in self.policy.end_tokens if token < self.policy.vocabulary],
                 ignore_eos=True,  # the line above says what ends a completion, and nothing else does
                 logprobs=0,  # of the sampled token alone
                 detokenize=False,
             )
-            for seed in seeds
+            for seed, room in zip(seeds, rooms, strict=True)
         ]
         # The engine draws from torch's random state too, more or less often by how it forms its batches.
         with random_state_kept(self.policy), explained("vLLM could not sample", SEE):
@@ -108,6 +120,17 @@ class VLLMSampler:
             [float(at[token].logprob) for at, token in zip(output.logprobs, output.token_ids, strict=True)]
             for output in outputs
         ]
+        ends = set(self.policy.end_tokens)
+        for row, (output, ids) in enumerate(zip(outputs, tokens, strict=True)):
+            if len(ids) != rooms[row // G] and not (ids and ids[-1] in ends):
+                raise RuntimeError(
+                    f"vLLM ended a completion after {len(ids)} tokens ({output.finish_reason}) without an end token."
+                )
+        return tokens, logps
+
+    def _rollouts(
+        self, rows: list[list[int]], G: int, tokens: list[list[int]], logps: list[list[float]]
+    ) -> Rollouts:
         device, padding = self.policy.device, self.policy.pad_token
         prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(G, 0) for values in self.policy.pad_prompts(rows))
         completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)
@@ -115,11 +138,6 @@ class VLLMSampler:
         token_logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
         check_finite("log-probability", token_logps_SC)
         clipped_S = ~(ended(self.policy, completion_SC) & mask_SC.bool()).any(1)
-        for output, row, clipped in zip(outputs, tokens, clipped_S.tolist(), strict=True):
-            if clipped and len(row) != longest:
-                raise RuntimeError(
-                    f"vLLM ended a completion after {len(row)} tokens ({output.finish_reason}) without an end token."
-                )
         sequences = Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
         texts = texts_of(self.policy, completion_SC, mask_SC)
         return Rollouts(sequences, texts, clipped_S, token_logps_SC, Features.of_logps(token_logps_SC, mask_SC))
@@ -161,7 +179,7 @@ class VLLMSampler:
         length = max(1, min(PROBE_TOKENS, longest // 2))
         spread = [plain[at * len(plain) // (PROBES * length)] for at in range(PROBES * length)]
         rows = [spread[start::PROBES] for start in range(PROBES)]
-        drawn = self._draw(rows, list(range(PROBES)), 1, length, temperature=1.0, top_p=1.0)
+        drawn = self._rollouts(rows, 1, *self._tokens(rows, list(range(PROBES)), 1, [length] * PROBES, 1.0, 1.0))
         assert drawn.sampler_logps_SC is not None
         own_SC = drawn.sequences.own_SC.bool()
         ours, theirs = self.policy.logps(drawn.sequences).token_logps_SC[own_SC], drawn.sampler_logps_SC[own_SC]
@@ -172,6 +190,19 @@ class VLLMSampler:
                 f"token, but rounding to {self.dtype} explains only {most:.2g}. Use the sampler transformers, or "
                 "another version of vLLM."
             )
+
+
+class EngineTurns:
+    """Draws turns of conversations by an engine, whose prefix cache keeps what it has read of them."""
+
+    def __init__(self, sampler: VLLMSampler, temperature: float) -> None:
+        self._sampler, self._temperature = sampler, temperature
+
+    def draw(self, rows: Sequence[int], contexts: Sequence[list[int]], rooms: Sequence[int]) -> list[Turn]:
+        """Return the next turn of some rows (`rollouts.Turns`)."""
+        once, G = in_groups(contexts)
+        tokens, logps = self._sampler.draw(once, G, rooms[::G], self._temperature)
+        return [Turn(ids, torch.tensor([row])) for ids, row in zip(tokens, logps, strict=True)]
 
 
 def _unpack_experts(model: Any) -> None:

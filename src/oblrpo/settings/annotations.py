@@ -136,5 +136,6 @@ NO_PROJECTS = NoEffect(
     "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)
 )
 ONE_UPDATE = NoEffect("every batch gets one update (num_iterations)", lambda c: c.algorithm.num_iterations == 1)
+NO_TOOLS = NoEffect("there is neither an environment nor a tool", lambda c: not c.turns.names)
 NO_VLLM = NoEffect("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
 OWN_SCHEDULER = NoEffect("vLLM decides itself how many it samples at once", lambda c: c.rollout.sampler == "vllm")

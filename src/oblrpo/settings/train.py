@@ -14,6 +14,7 @@ from oblrpo.settings.annotations import (
     LOADED,
     MAY_CHANGE,
     NO_PROJECTS,
+    NO_TOOLS,
     NO_WARM_START,
     ONE_UPDATE,
     OWN_DATA,
@@ -107,6 +108,30 @@ class TaskConfig(RowsConfig, GradingConfig):
     heldout_fraction: Annotated[float, GENERATED, OWN_TEST, ADJUSTABLE] = 0.1
     """Share of `data` that is held out if there is no `eval_data`, chosen by a hash of the prompt. Not set: more if
     fewer than two prompts, or eval_prompts, would be held out; less if too few would be left for prompts_per_step."""
+
+
+@dataclass(frozen=True)
+class TurnsConfig:
+    """Environments and tools, which the policy acts in over several turns."""
+
+    environment: str = ""
+    """Class of the environment, as file.py:Class: its public methods are tools, reset(**row) begins an episode, and
+    get_reward(), if there is one, rewards it, as in TRL (docs/environments.md). Empty: none."""
+    tools: tuple[str, ...] = ()
+    """Functions that the policy may call, as file.py:function, with type hints and a docstring."""
+    max_turns: Annotated[int, Range(1), NO_TOOLS] = 8
+    """Most turns of the policy in an episode; the calls of the last are not made."""
+    tool_seconds: Annotated[float, Range(0.001), NO_TOOLS] = 10.0
+    """Time limit for one call of a tool, in seconds; the policy reads that it was exceeded."""
+    episode_seconds: Annotated[float, Range(0.001), NO_TOOLS] = 300.0
+    """Time limit for all calls of an episode, in seconds; it ends with the turn after."""
+    max_tool_response_length: Annotated[int, Range(1), NO_TOOLS] = 2000
+    """Most characters of a result that the policy reads; what is beyond is cut off, and the result says so."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The environment and all tools."""
+        return tuple(filter(None, (self.environment, *self.tools)))
 
 
 @dataclass(frozen=True)
@@ -283,6 +308,7 @@ class TrainConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    turns: TurnsConfig = field(default_factory=TurnsConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     scores: ScoresConfig = field(default_factory=ScoresConfig)

@@ -32,7 +32,7 @@ from oblrpo.estimators.schedule import set_rate
 from oblrpo.memory import give_back
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.sequences import MicroBatches, of_like_length
-from oblrpo.rollout import Sampler
+from oblrpo.rollout import Sampler, sample_problems
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.settings import RolloutConfig
 from oblrpo.step.baseline import StepBaseline
@@ -99,14 +99,15 @@ class Learner:
     def sample(self, problems: list[Problem]) -> Samples:
         """Sample G outputs o of each of the P prompts q, and reward them."""
         with self.clock.part("sampling"):
-            rollouts = self.sampler.sample(
-                [problem.prompt for problem in problems],
+            rollouts = sample_problems(
+                self.sampler,
+                problems,
                 self.rollout.num_generations,
                 self.rollout.max_completion_length,
                 self.rollout.temperature,
             )
             give_back(self.size)  # the room of keys and values, which no forward of training fits into
-            rewarded = self.rewards(problems, rollouts.completions, rollouts.ids)
+            rewarded = self.rewards(problems, rollouts.said, rollouts.ids)
         rewards_PG, valid_PG = (torch.tensor(values, device=self.policy.device) for values in rewarded)
         return Samples(rollouts, rewards_PG, valid_PG)
 

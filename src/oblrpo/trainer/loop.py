@@ -29,6 +29,7 @@ from oblrpo.policy.checks import check_scores
 from oblrpo.policy.saving import check_saved
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
+from oblrpo.rollout.episodes import turn_metrics
 from oblrpo.rollout.variety import answers_of, token_counts, variety
 from oblrpo.runs import HELD_OUT, Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
 from oblrpo.runs.state_files import load_state
@@ -37,6 +38,7 @@ from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, adjustable, flatten
 from oblrpo.step import NO_SIGNAL, StepResult
 from oblrpo.tasks import Problem
+from oblrpo.tasks.episode import logged
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.check import check
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
@@ -70,6 +72,7 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
         "frac_reward_zero_std": math.nan if rewards_PG.shape[1] == 1 else (group_std_P == 0).float().mean().item(),
         "completions/mean_length": sequences.lengths_S.float().mean().item(),
         "completions/clipped_ratio": rollouts.clipped_S.float().mean().item(),
+        **({} if rollouts.episodes is None else turn_metrics(rollouts.episodes)),
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
         **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
@@ -189,9 +192,10 @@ def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str,
     }
     G = samples.rewards_PG.shape[1]
     return [
-        {"prompt": problems[s // G].text, "answer": problems[s // G].answer, "completion": text}
+        {"prompt": problems[s // G].text, "answer": problems[s // G].answer}
+        | logged(said)
         | {key: column[s] for key, column in values.items()}
-        for s, text in enumerate(samples.rollouts.completions)
+        for s, said in enumerate(samples.rollouts.said)
     ]
 
 

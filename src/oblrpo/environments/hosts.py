@@ -1,0 +1,172 @@
+"""Where environments live: each in a process of its own, or, given as a class by a program, in threads of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as Late
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from oblrpo.environments.instance import GRACE, Instance, description
+from oblrpo.errors import InputError
+from oblrpo.rewards.user import digest_and_gaps
+from oblrpo.workers import START, Worker, WorkerDied, end_tree, exchange, in_thread
+
+
+class Host(Protocol):
+    """One environment, which answers what `Instance.answer` answers."""
+
+    environment: Any
+    """The environment itself where it lives in this process, else None."""
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to a message.
+
+        Raises:
+            TimeoutError: there was none after `seconds`; the host is of no further use.
+            WorkerDied: the process ended; so is it here.
+        """
+        ...
+
+    def end(self) -> None:
+        """End it, and what it has started."""
+        ...
+
+
+class Environments:
+    """The environments of a run: what their tools are, and as many as there are episodes at once.
+
+    Named by path, each lives in a process of its own, forked from one that has loaded the file, so that a tool that
+    hangs, exits or takes all memory harms its own episode alone. A class or function of a program lives in this
+    process, in threads, where nothing can end a call that hangs; its environment is then used no further.
+
+    Args:
+        environment: `file.py:Class`, or a word of `objects`; "": there are tools alone.
+        tools: functions without a state, likewise.
+        longest: characters of a result that the policy reads.
+        objects: classes and functions of this program by the words that stand for them.
+
+    Raises:
+        InputError: they cannot be loaded, or their tools cannot be described.
+    """
+
+    def __init__(
+        self,
+        environment: str,
+        tools: Sequence[str] = (),
+        longest: int = 2000,
+        objects: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
+        self._free: list[Host] = []
+        names, given = [name for name in (environment, *tools) if name], objects or {}
+        self._named = {"environment": environment, "tools": list(tools), "longest": longest}
+        of_program = [name for name in names if name in given]
+        if of_program and len(of_program) < len(names):
+            raise InputError(
+                f"{', '.join(of_program)} from Python cannot be mixed with tools or environments that are named by "
+                "their path; give all of one kind."
+            )
+        self._make: Callable[[int], list[Host]]
+        if of_program:
+            factory, functions = given.get(environment), [given[name] for name in tools]
+            about = description(Instance(factory, functions), environment or ", ".join(tools))
+            self._make = lambda count: [_Local(Instance(factory, functions, longest)) for _ in range(count)]
+            self.digests_and_gaps = {name: digest_and_gaps(given[name]) for name in names}
+        else:
+            if not hasattr(os, "fork"):
+                raise InputError("environments by path need a system that forks processes; give a class from Python.")
+            about = self._described()
+            self._template = Worker("oblrpo.environments.worker:main", talkative=True)
+            self._make = self._forked
+            self.digests_and_gaps = {name: (digest, ()) for name, digest in about["digests"].items()}
+        self.name: str = about["kind"] if environment else ""
+        """The name of the environment's class, which its reward goes by."""
+        self.rewards: bool = about["rewards"]
+        """Whether the environment gives a reward."""
+        self.tools: list[dict[str, Any]] = about["tools"]
+        """The JSON schemas of all tools."""
+
+    def take(self, count: int) -> list[Host]:
+        """Return so many environments, which are to be given back with `put_back`."""
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken + (self._make(count - len(taken)) if count > len(taken) else [])
+
+    def put_back(self, hosts: Sequence[Host]) -> None:
+        """Take back environments that still answer, for further episodes."""
+        self._free = [*hosts, *self._free]
+
+    def close(self) -> None:
+        """End all of them; they start again when they are needed."""
+        for host in self._free:
+            host.end()
+        self._free = []
+        if template := getattr(self, "_template", None):
+            template.stop()
+
+    def _described(self) -> dict[str, Any]:
+        """The description of what is named, from a process that ends with it: making it loads transformers."""
+        worker, what = Worker("oblrpo.environments.worker:main", talkative=True), "environment or tools"
+        try:
+            about: dict[str, Any] = worker.ask(self._named, START)
+        except (TimeoutError, WorkerDied) as error:
+            names = ", ".join(filter(None, [self._named["environment"], *self._named["tools"]]))
+            raise InputError(f"{what} '{names}' cannot be loaded: {error}.") from None
+        finally:
+            worker.stop()
+        if refused := about.get("refused"):
+            raise InputError(refused)
+        return about
+
+    def _forked(self, count: int) -> list[Host]:
+        hosts: list[Host] = []
+        with TemporaryDirectory(prefix="oblrpo-") as folder, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address := str(Path(folder, "episodes")))
+            listener.listen(count)
+            listener.settimeout(START)
+            try:
+                reply = self._template.ask({**self._named, "address": address, "count": count}, START)
+                if refused := reply.get("refused"):
+                    raise InputError(refused)
+                hosts += [_Process(listener.accept()[0]) for _ in range(count)]
+            except (TimeoutError, WorkerDied, OSError) as error:
+                raise InputError(f"the processes of {self.name} do not start: {error}.") from None
+        return hosts
+
+
+class _Process:
+    """An environment in a process of its own."""
+
+    environment = None
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._pid: int = exchange(channel, b"", START)
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        request = json.dumps([message, seconds]).encode() + b"\n"
+        reply: dict[str, Any] = exchange(self._channel, request, seconds + GRACE)
+        return reply
+
+    def end(self) -> None:
+        self._channel.close()
+        end_tree(self._pid, "")
+
+
+class _Local:
+    """An environment in this process; every call has a thread of its own."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance, self.environment = instance, instance.environment
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        try:
+            return in_thread(self._instance.answer, message, seconds).result(seconds)
+        except Late:  # of Python 3.10, where it is no TimeoutError
+            raise TimeoutError(f"no answer after {seconds:g} s") from None
+
+    def end(self) -> None:
+        """Nothing ends a thread."""
