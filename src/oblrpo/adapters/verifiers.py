@@ -218,7 +218,10 @@ class _Played(NamedTuple):
         for message in map(parse_message, _with_ids(written)):
             if message.role == "assistant":
                 response = vf.Response(id="", created=0, model="", message=message, finish_reason=None)
-                trace.calls.append(_TurnWithoutTokens(prepare_turn(trace, list(messages)).commit(response)))
+                call = vf.ModelCall(node=prepare_turn(trace, list(messages)).commit(response))
+                # Its tokens and why it ended are not known: a hook that reads them fails, and does not find none.
+                del call.__dict__["usage"], call.__dict__["finish_reason"]
+                trace.calls.append(call)
             messages.append(message)
         prepare_turn(trace, messages).commit_prompt()  # results that no turn followed
         if messages[-1].role == "assistant" and not messages[-1].tool_calls:
@@ -237,13 +240,6 @@ def _with_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
             continue
         made = [call["function"] for call in message.get("tool_calls") or ()]
         ids = [f"call_{turn}_{number}" for number in range(len(made))]
-        functions = [{**each, "arguments": json.dumps(each.get("arguments") or {})} for each in made]
+        functions = [{**each, "arguments": json.dumps(each["arguments"])} for each in made]
         calls = [{"id": call, "type": "function", "function": each} for call, each in zip(ids, functions, strict=True)]
         yield {**message, "tool_calls": calls}
-
-
-class _TurnWithoutTokens(NamedTuple):
-    """A turn in a trace. A hook that reads how many tokens it has, or why it ended, fails by this name."""
-
-    node: int
-    error: None = None
