@@ -16,7 +16,7 @@ from os import PathLike
 from typing import Any, Literal, TypedDict
 '''
 FILE = Path(keywords.__file__)
-ARGUMENTS = {"recipe", "model", "data", "eval_data", "sft_data"}
+ARGUMENTS = {"recipe", "model", "data", "eval_data", "sft_data", "environment", "tools"}
 """Settings that are arguments of their own, which take objects, too."""
 PATHS = {"output"}
 """Settings that may be a path of `pathlib`."""

@@ -247,6 +247,8 @@ def train(
     sft_data: Any = None,
     reward: Any = None,
     reward_weights: Sequence[float] | None = None,
+    environment: Any = None,
+    tools: Any = None,
     resume: bool = False,
     accept_changed: bool = False,
     progress: bool = True,
@@ -269,6 +271,9 @@ def train(
         reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
             list of both, which are summed.
         reward_weights: a number for each of them, as in TRL; None: 1 each, or what stands behind names (`math@0.5`).
+        environment: a class whose public methods are tools, with `reset(**row)` and perhaps `get_reward()`, as TRL's
+            `environment_factory`; or its name, as on the command line. A class lives in this process, in threads.
+        tools: functions that the policy may call, or names of some.
         resume: continue the run in `output` from its latest checkpoint; give the same objects again.
         accept_changed: with `resume`: continue although data or rewards have changed since the run started.
         progress: show a bar and figures; False: say nothing.
@@ -293,7 +298,8 @@ def train(
     """
     check_current_folder()
     rewards = _rewards(reward, reward_weights, settings)
-    words, objects = split_objects(model, tokenizer, data, eval_data, sft_data=sft_data, **rewards)
+    acting = {"environment": environment, "tools": tools}
+    words, objects = split_objects(model, tokenizer, data, eval_data, sft_data=sft_data, **rewards, **acting)
     given = words | _plain(settings)
     objects.refuse_no_effect(given)
     if accept_changed and not resume:

@@ -40,13 +40,16 @@ class Objects:
     tokenizer: Any = None  # the tokenizer of `model`
     rows: Mapping[str, Rows] = field(default_factory=dict)  # rows of `data`, `eval_data` and `sft_data`
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # reward functions
+    environments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # environments and tools
 
     def check(
-        self, model: str = "", data: Iterable[str] = (), rewards: Iterable[str] = (), sft_data: Iterable[str] = ()
-    ) -> None:
+        self, model: str = "", data: Iterable[str] = (), rewards: Iterable[str] = (), sft_data: Iterable[str] = (),
+        environment: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         """Refuse words whose objects are not here."""
-        present = {*self.rows, *self.functions} | ({model} if self.model is not None else set())
-        for setting, words in (("model", [model]), ("data", data), ("rewards", rewards), ("sft_data", sft_data)):
+        present = {*self.rows, *self.functions, *self.environments} | ({model} if self.model is not None else set())
+        named = {"model": [model], "data": data, "rewards": rewards, "sft_data": sft_data, "environment": environment}
+        for setting, words in named.items():
             for word in words:
                 if word.startswith(PREFIX) and not {word, word.split("@")[0]} & present:
                     again = "reward" if setting == "rewards" else setting
@@ -73,6 +76,9 @@ class Objects:
         if self.functions:
             names = ", ".join(word.removeprefix(PREFIX) for word in self.functions)
             notes.append(f"called in this process, without a time limit: {names}")
+        if self.environments:
+            names = ", ".join(word.removeprefix(PREFIX) for word in self.environments)
+            notes.append(f"lives in this process, where nothing ends a call that hangs: {names}")
         return notes
 
 
@@ -84,11 +90,14 @@ def split_objects(
     rewards: Any = None,
     sft_data: Any = None,
     reward_weights: Sequence[float] | None = None,
+    environment: Any = None,
+    tools: Any = None,
 ) -> tuple[dict[str, Any], Objects]:
     """Return the settings that these come to, names as they are and words for objects, and the objects.
 
     `model` may be the pair of a loaded model and its tokenizer, data a name or an iterable of mappings, and rewards a
-    name, a callable, or a list of both. The weights stand behind their names, as on the command line.
+    name, a callable, or a list of both. The weights stand behind their names, as on the command line. An environment is
+    a class, or what returns one, and tools are functions, or names of these.
     """
     settings: dict[str, Any] = {}
     if isinstance(model, (tuple, list)) and len(model) == 2 and tokenizer is None:
@@ -118,7 +127,12 @@ def split_objects(
         settings["rewards"] = _rewards(rewards, reward_weights, functions)
     elif reward_weights is not None:
         raise InputError("reward_weights belong to reward; give that, too.")
-    return settings, Objects(model, tokenizer, rows, functions)
+    environments: dict[str, Callable[..., Any]] = {}
+    if environment is not None:
+        [settings["environment"]] = _words([environment], "environment", environments)
+    if tools is not None:
+        settings["tools"] = _words(tools if isinstance(tools, (list, tuple)) else [tools], "tools", environments)
+    return settings, Objects(model, tokenizer, rows, functions, environments)
 
 
 def rows_of(given: Any, name: str) -> Rows:
@@ -176,21 +190,32 @@ def as_stable_json(value: Any) -> Any:
     return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
+def _words(given: Iterable[Any], setting: str, found: dict[str, Callable[..., Any]]) -> tuple[str, ...]:
+    """Return names as they are and words for callables, which go into `found`."""
+    names = []
+    for each in given:
+        if not (isinstance(each, str) or callable(each)):
+            kind = "a class, or the name of one" if setting == "environment" else "functions, or names of some"
+            raise InputError(f"{setting} is a {type(each).__name__}; give {kind}, such as file.py:Name.")
+        if isinstance(each, str):
+            names.append(each)
+            continue
+        named = each.func if isinstance(each, functools.partial) else each
+        name = PREFIX + str(getattr(named, "__name__", type(named).__name__))
+        same = sum(word.split(" ")[0] == name for word in found)
+        names.append(f"{name} {same + 1}" if same else name)
+        found[names[-1]] = each
+    return tuple(names)
+
+
 def _rewards(given: Any, weights: Any, functions: dict[str, Callable[..., Any]]) -> tuple[str, ...]:
     """Return the names of rewards with their weights, and put those that are callables into `functions`."""
-    names = []
+    names: list[str] = []
     for reward in given if isinstance(given, (list, tuple)) else [given]:
-        if isinstance(reward, str):
-            names.append(reward)
-            continue
-        if not callable(reward):
+        if not (isinstance(reward, str) or callable(reward)):
             hint = "; weights are reward_weights=[...]" if isinstance(reward, (tuple, int, float)) else ""
             raise InputError(f"a reward is a {type(reward).__name__}; give a function, or the name of a reward{hint}.")
-        named = reward.func if isinstance(reward, functools.partial) else reward
-        name = PREFIX + str(getattr(named, "__name__", type(named).__name__))
-        same = sum(word.split(" ")[0] == name for word in functions)
-        names.append(f"{name} {same + 1}" if same else name)
-        functions[names[-1]] = reward
+        names += _words([reward], "reward", functions)
     if weights is None:
         return tuple(names)
     if not isinstance(weights, Iterable) or len(weights := list(weights)) != len(names):

@@ -133,13 +133,14 @@ def exchange(channel: socket.socket, request: bytes, seconds: float) -> Any:
         channel.sendall(request)
         with channel.makefile("rb") as replies:
             reply = replies.readline()
-        if not reply.endswith(b"\n"):
-            raise EOFError
-        return json.loads(reply)
     except TimeoutError:
         raise TimeoutError(f"no answer after {seconds:g} s") from None
-    except (EOFError, OSError):
-        raise WorkerDied("its process ended before it answered") from None
+    except OSError:
+        reply = b""
+    if not reply.endswith(b"\n"):
+        raise WorkerDied("its process ended before it answered")
+    try:
+        return json.loads(reply)
     except (ValueError, RecursionError):
         raise WorkerDied("its process sent an invalid reply") from None
 

@@ -32,8 +32,12 @@ class Host(Protocol):
         """
         ...
 
+    def leave(self) -> None:
+        """Ask no more."""
+        ...
+
     def end(self) -> None:
-        """End it, and what it has started."""
+        """Ask no more, and end what it has started."""
         ...
 
 
@@ -61,9 +65,10 @@ class Environments:
         longest: int = 2000,
         objects: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
+        self._hosts: list[Host] = []
         self._free: list[Host] = []
         names, given = [name for name in (environment, *tools) if name], objects or {}
-        self._named = {"environment": environment, "tools": list(tools), "longest": longest}
+        self._named: dict[str, Any] = {"environment": environment, "tools": list(tools), "longest": longest}
         of_program = [name for name in names if name in given]
         if of_program and len(of_program) < len(names):
             raise InputError(
@@ -92,20 +97,28 @@ class Environments:
 
     def take(self, count: int) -> list[Host]:
         """Return so many environments, which are to be given back with `put_back`."""
+        if (lacking := count - len(self._free)) > 0:
+            made = self._make(lacking)
+            self._hosts, self._free = self._hosts + made, self._free + made
         taken, self._free = self._free[:count], self._free[count:]
-        return taken + (self._make(count - len(taken)) if count > len(taken) else [])
+        return taken
 
     def put_back(self, hosts: Sequence[Host]) -> None:
         """Take back environments that still answer, for further episodes."""
         self._free = [*hosts, *self._free]
 
+    def end(self, host: Host) -> None:
+        """End one that is of no further use, and what it has started."""
+        self._hosts.remove(host)
+        host.end()
+
     def close(self) -> None:
         """End all of them; they start again when they are needed."""
-        for host in self._free:
-            host.end()
-        self._free = []
         if template := getattr(self, "_template", None):
-            template.stop()
+            template.stop()  # with all processes that it has forked
+        for host in self._hosts:
+            host.leave()
+        self._hosts = self._free = []
 
     def _described(self) -> dict[str, Any]:
         """The description of what is named, from a process that ends with it: making it loads transformers."""
@@ -151,8 +164,11 @@ class _Process:
         reply: dict[str, Any] = exchange(self._channel, request, seconds + GRACE)
         return reply
 
-    def end(self) -> None:
+    def leave(self) -> None:
         self._channel.close()
+
+    def end(self) -> None:
+        self.leave()
         end_tree(self._pid, "")
 
 
@@ -168,5 +184,7 @@ class _Local:
         except Late:  # of Python 3.10, where it is no TimeoutError
             raise TimeoutError(f"no answer after {seconds:g} s") from None
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """Nothing ends a thread."""
+
+    end = leave

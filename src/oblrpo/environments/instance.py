@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from oblrpo.errors import InputError, shown
@@ -38,7 +39,7 @@ class Instance:
         longest: int = sys.maxsize,
         interrupts: bool = False,
     ) -> None:
-        self.environment = factory() if factory else None
+        self.environment: Any = factory() if factory else None
         self.longest, self.interrupts = longest, interrupts
         self.tools = tools_of(self.environment, functions)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,9 +52,8 @@ class Instance:
         try:
             with _alarm(seconds) if self.interrupts else _no_limit():
                 if "call" in message:
-                    if (name := message["call"]) not in self.tools:
-                        raise ValueError(f"Tool {name} not found.")
-                    result = self._awaited(self.tools[name](**message["arguments"]))
+                    tool = self.tools.get(name := message["call"], partial(_not_found, name))
+                    result = self._awaited(tool(**message["arguments"]))
                     return {"text": self._text(result)} if not has_images(result) else {"images": True}
                 if "value" in message:
                     return {"value": plain_reward(self._awaited(self.environment.get_reward()))}
@@ -90,10 +90,10 @@ def tools_of(environment: Any, functions: Sequence[Callable[..., Any]]) -> dict[
     methods = [
         getattr(environment, name)
         for name, _ in inspect.getmembers(type(environment), inspect.isfunction)
-        if name not in OWN and name[0] != "_"
+        if environment is not None and name not in OWN and name[0] != "_"
     ]
     tools: dict[str, Callable[..., Any]] = {}
-    for tool in (*functions, *methods if environment is not None else ()):
+    for tool in (*functions, *methods):
         if tools.setdefault(tool.__name__, tool) is not tool:
             raise InputError(f"two tools are called {tool.__name__!r}; rename one of them.")
     return tools
@@ -103,7 +103,7 @@ def description(instance: Instance, name: str) -> dict[str, Any]:
     """Return the class of an environment, whether it gives a reward, and the JSON schemas of its tools.
 
     Raises:
-        InputError: it has no `reset` or no tool, or a tool lacks type hints or a docstring that describes its arguments.
+        InputError: it has no `reset` or no tool, or a tool lacks type hints or a description of its arguments.
     """
     from transformers.utils import get_json_schema
 
@@ -122,6 +122,15 @@ def description(instance: Instance, name: str) -> dict[str, Any]:
                 "Give its arguments type hints, and a docstring with a line for each under 'Args:'."
             ) from None
     return {"kind": kind.__name__, "rewards": callable(getattr(kind, "get_reward", None)), "tools": schemas}
+
+
+def _not_found(name: str, **arguments: Any) -> Any:
+    """Stand for a tool that there is not.
+
+    Raises:
+        ValueError: always, in TRL's words.
+    """
+    raise ValueError(f"Tool {name} not found.")
 
 
 def has_images(result: Any) -> bool:

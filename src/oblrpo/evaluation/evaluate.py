@@ -12,6 +12,7 @@ from rich.table import Table
 
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
+from oblrpo.tasks.episode import Episode
 from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
 from oblrpo.tasks.task import Problem
@@ -92,7 +93,7 @@ def sizes(ks: Sequence[int], n: int) -> list[int]:
 
 
 Ids = Callable[[], list[list[int]]] | None  # returns the tokens of completions, where they are known
-Grader = Callable[[list[Problem], list[str], Ids], tuple[list[list[float]], list[list[bool]]]]
+Grader = Callable[[list[Problem], Any, Ids], tuple[list[list[float]], list[list[bool]]]]
 """Returns the rewards of a batch, (P, G), and which are valid, as `oblrpo.rewards.Rewards` does."""
 
 
@@ -134,7 +135,10 @@ class Evaluation:
 
 
 def evaluate(
-    batches: Iterable[tuple[list[Problem], list[str], Ids]], samples: int, grade: Grader, ks: Sequence[int] = ()
+    batches: Iterable[tuple[list[Problem], Sequence[str | Episode], Ids]],
+    samples: int,
+    grade: Grader,
+    ks: Sequence[int] = (),
 ) -> Evaluation:
     """Grade batches of problems and their completions, `samples` of each problem after another; `ks` as of `sizes`."""
     ks, rewards_P = sizes(ks, samples), list[list[float]]()

@@ -164,7 +164,7 @@ class Rewards:
         return [
             None
             if id(said) in gone
-            else self._sum([values[name][s] for name in self._rewards], names, f"completion {s} ({beginning(said)}); {FIX}")
+            else self._sum([values[name][s] for name in self._rewards], names, f"{place(completions, s)}; {FIX}")
             for s, said in enumerate(completions)
         ]
 
@@ -193,7 +193,7 @@ class Rewards:
             return [[]] * len(completions)
         for s, value in enumerate(values):
             if isinstance(value, list):
-                self._failed(f"reward '{name}' returned {value[0]} for completion {s} ({beginning(completions[s])}); {FIX}")
+                self._failed(f"reward '{name}' returned {value[0]} for {place(completions, s)}; {FIX}")
         return values
 
     def _failed(self, message: str, cause: BaseException | None = None) -> None:
@@ -202,9 +202,10 @@ class Rewards:
             raise InputError(message) from cause
 
 
-def beginning(said: str | Episode) -> str:
-    """Return the beginning of what was said, for messages."""
-    return repr((said if isinstance(said, str) else said.text)[:40])
+def place(completions: Sequence[str | Episode], s: int) -> str:
+    """Return a completion's number and how it begins, for messages."""
+    said = completions[s]
+    return f"completion {s} ({(said if isinstance(said, str) else said.text)[:40]!r})"
 
 
 def of_rows(names: Sequence[str]) -> tuple[bool, list[Fault]]:

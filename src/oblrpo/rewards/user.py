@@ -127,8 +127,11 @@ def copied(value: Any) -> Any:
 def as_messages(prompts: Sequence[Any], completions: Sequence[str | Episode]) -> list[Any]:
     """Return completions as TRL passes them: an episode is messages, and where a prompt is, so is the completion."""
     return [
-        list(said) if isinstance(said, Episode) else
-        said if isinstance(prompt, str) else [{"role": "assistant", "content": said}]
+        list(said)
+        if isinstance(said, Episode)
+        else said
+        if isinstance(prompt, str)
+        else [{"role": "assistant", "content": said}]
         for prompt, said in zip(prompts, completions, strict=True)
     ]
 

@@ -20,9 +20,9 @@ from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.sequences import pad
 from oblrpo.policy.tool_calls import ToolFormat
-from oblrpo.rollout.rollouts import Rollouts, Sampler, Turn, join
+from oblrpo.rollout.rollouts import Rollouts, Turn, TurnSampler, join
 from oblrpo.scores import Features
-from oblrpo.settings.train import TurnsConfig
+from oblrpo.settings import TurnsConfig
 from oblrpo.tasks import Problem
 from oblrpo.tasks.episode import Episode
 from oblrpo.tasks.rows import native
@@ -31,6 +31,7 @@ from oblrpo.workers import WorkerDied, in_thread
 
 TOGETHER = 2.0
 """Seconds in which rows wait for each other's tools. What takes longer joins a later turn, and holds up nobody."""
+
 
 @dataclass
 class _Row:
@@ -55,7 +56,7 @@ class EpisodeSampler:
     that it was; where that is impossible, and where a process ends, the episode ends with `error`.
     """
 
-    sampler: Sampler
+    sampler: TurnSampler
     policy: Policy
     environments: Environments
     format: ToolFormat
@@ -80,15 +81,15 @@ class EpisodeSampler:
         rows = [_Row(host) for host in self.environments.take(len(problems) * G)]
         try:
             blocks = [
-                self._block(problems[at : at + size], rows[at * G : (at + size) * G], max_completion_length, temperature)
-                for at in range(0, len(problems), size)
+                self._block(problems[at:end], rows[at * G : end * G], max_completion_length, temperature)
+                for at, end in ((at, at + size) for at in range(0, len(problems), size))
             ]
         except BaseException:  # tools may be at work
             self.environments.close()
             raise
         for row in rows:
             if row.broken:
-                row.host.end()
+                self.environments.end(row.host)
         self.environments.put_back([row.host for row in rows if not row.broken])
         if all(row.broken for row in rows):
             raise InputError(f"no environment lived to the end of its episode; the first: {rows[0].broken}.")
@@ -136,6 +137,7 @@ class EpisodeSampler:
                 name = self.environments.name or "the tools"
                 raise InputError(f"reset of {name} failed for the prompt {problem.text[:40]!r}: {failed}.")
             prompts.append(_with_observation(problem.prompt, reply["text"]))
+            rows[index].episode.observation = reply["text"]
             rows[index].episode.environment = rows[index].host.environment
         for row, ids in zip(rows, self.policy.encode(prompts, room=longest), strict=True):
             row.prompt = ids
@@ -161,7 +163,7 @@ class EpisodeSampler:
         return [] if episode.stop else calls
 
     def _run(self, row: _Row, calls: list[Any]) -> list[tuple[str, str, bool]]:
-        """Return name, result and failure of each call; what the process of the environment does not survive ends it."""
+        """Return name, result and failure of each call, up to one that the environment does not survive."""
         results = []
         for call in calls:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
@@ -223,10 +225,7 @@ class EpisodeSampler:
             prompt_SQ.shape[1],
         )
         figures_SKC = torch.stack(
-            [
-                torch.nn.functional.pad(torch.cat(row.figures, 1), (0, own_SC.shape[1] - len(row.ids)))
-                for row in rows
-            ]
+            [torch.nn.functional.pad(torch.cat(row.figures, 1), (0, own_SC.shape[1] - len(row.ids))) for row in rows]
         ).to(device)
         logps_SC, *further = figures_SKC.unbind(1)
         features = Features.from_tokens(further[1], logps_SC, further[0], own_SC) if further else None
@@ -236,7 +235,9 @@ class EpisodeSampler:
         clipped_S = torch.tensor([episode.stop == "length" for episode in episodes], device=device)
         texts = [episode.text for episode in episodes]
         features = features or Features.of_logps(logps_SC, own_SC)
-        return Rollouts(sequences, texts, clipped_S, logps_SC, features, episodes)
+        return Rollouts(
+            sequences, texts, clipped_S, logps_SC if getattr(self.sampler, "logps", True) else None, features, episodes
+        )
 
 
 def _finished(busy: Collection[Future[Any]]) -> Collection[Future[Any]]:
@@ -248,10 +249,10 @@ def _with_observation(prompt: Prompt, text: str) -> Prompt:
     """Return a prompt with what the environment says behind its last message, as in TRL."""
     if not text or isinstance(prompt, str):
         return prompt + text if isinstance(prompt, str) else prompt
-    last = dict(prompt[-1])
+    last: dict[str, Any] = dict(prompt[-1])
     if not isinstance(last.get("content"), str):
         raise InputError("what reset returns cannot stand behind a message whose content is no text.")
-    messages = [*prompt[:-1], last | {"content": last["content"] + text}]
+    messages = [*map(dict, prompt[:-1]), last | {"content": last["content"] + text}]
     return Messages(messages, getattr(prompt, "where", ""), getattr(prompt, "template_args", {}))
 
 

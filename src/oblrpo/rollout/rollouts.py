@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.policy import Policy, Sequences
 from oblrpo.scores import Features
 from oblrpo.tasks import Problem
 from oblrpo.tasks.episode import Episode
@@ -100,17 +100,28 @@ class Turns(Protocol):
         ...
 
 
+class TurnSampler(Protocol):
+    """Draws turns of conversations, likewise."""
+
+    def turns(self, temperature: float) -> Turns:
+        """Return what draws the turns of new conversations."""
+        ...
+
+    def sync(self, policy: Policy) -> None:
+        """Sample from these weights from now on."""
+        ...
+
+
 class Sampler(Protocol):
     """Draws completions from softmax(logits / temperature) of a policy, with no truncation of the distribution."""
 
     def sample(
-        self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
+        self, prompts: Sequence[Any], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
-        """Return `num_generations` completions of every prompt, drawn by torch's global random state."""
-        ...
+        """Return `num_generations` completions of every prompt, drawn by torch's global random state.
 
-    def turns(self, temperature: float) -> Turns:
-        """Return what draws the turns of new conversations."""
+        Of an `EpisodeSampler` the prompts are problems, whose rows an environment is reset with.
+        """
         ...
 
     def sync(self, policy: Policy) -> None:

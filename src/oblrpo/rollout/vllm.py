@@ -128,9 +128,7 @@ class VLLMSampler:
                 )
         return tokens, logps
 
-    def _rollouts(
-        self, rows: list[list[int]], G: int, tokens: list[list[int]], logps: list[list[float]]
-    ) -> Rollouts:
+    def _rollouts(self, rows: list[list[int]], G: int, tokens: list[list[int]], logps: list[list[float]]) -> Rollouts:
         device, padding = self.policy.device, self.policy.pad_token
         prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(G, 0) for values in self.policy.pad_prompts(rows))
         completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)

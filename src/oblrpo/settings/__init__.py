@@ -42,6 +42,7 @@ from oblrpo.settings.train import (
     ScoresConfig,
     TaskConfig,
     TrainConfig,
+    TurnsConfig,
     WarmStartConfig,
 )
 from oblrpo.settings.typed import as_type, with_fields
@@ -49,8 +50,8 @@ from oblrpo.settings.typed import as_type, with_fields
 __all__ = [
     "IDENTITY", "RECIPES", "VLLM", "AlgorithmConfig", "Mapping", "OptimConfig", "PolicyConfig", "Positional",
     "RewardsConfig", "RolloutConfig", "RunConfig", "SamplerConfig", "SamplingConfig", "ScoresConfig", "TaskConfig",
-    "TrainConfig", "WarmStartConfig", "adjustable", "as_in_run", "as_type", "check_ranges", "check_sampling",
-    "every_value", "file_named", "flags_in", "flatten", "hint", "load_recipe", "may_change_on_resume", "read_yaml",
-    "read_yaml_file", "recipe_settings", "refuse_named", "refuse_no_effect", "settings_in", "with_fields", "with_file",
-    "with_settings", "yaml_line", "yaml_text",
+    "TrainConfig", "TurnsConfig", "WarmStartConfig", "adjustable", "as_in_run", "as_type", "check_ranges",
+    "check_sampling", "every_value", "file_named", "flags_in", "flatten", "hint", "load_recipe", "may_change_on_resume",
+    "read_yaml", "read_yaml_file", "recipe_settings", "refuse_named", "refuse_no_effect", "settings_in", "with_fields",
+    "with_file", "with_settings", "yaml_line", "yaml_text",
 ]  # fmt: skip

@@ -55,6 +55,10 @@ class TrainKeywords(SharedKeywords, total=False):
     task_args: dict[str, Any]
     max_prompt_length: int
     heldout_fraction: float
+    max_turns: int
+    tool_seconds: float
+    episode_seconds: float
+    max_tool_response_length: int
     prompts_per_step: int
     num_generations: int
     dynamic_sampling: int

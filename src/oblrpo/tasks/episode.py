@@ -23,6 +23,8 @@ class Episode(list[Message]):
         """Calls that failed; the policy has read the error, unless the episode ended with it."""
         self.reward: Any = None
         """What `get_reward` returned: a number, None, or [what else it was]; None of an environment without it."""
+        self.observation = ""
+        """What `reset` said, which stands behind the prompt."""
         self.environment: Any = None
         """The environment, where it lives in this process."""
 
@@ -43,4 +45,4 @@ def logged(said: str | Episode) -> dict[str, Any]:
     if isinstance(said, str):
         return {"completion": said}
     ended = {"stop": said.stop, "turns": said.turns, "calls": said.calls, "failures": said.failures}
-    return {"completion": said.text} | ended | {"messages": list(said)}
+    return {"completion": said.text, "observation": said.observation} | ended | {"messages": list(said)}

@@ -64,7 +64,8 @@ def check(config: TrainConfig) -> None:
     if not rows and ":" not in task.task and not task.task.startswith(REASONING_GYM):  # which load what is not ours
         made = make_task(task.task, config.run.seed, **task.task_args)
     names = {text: split_weight(text)[0] for text in task.rewards}
-    ours = [t for t, n in names.items() if is_built_in(n) or not ({".", ":"} & set(n) or isfile(f"{n}.py"))]
+    given = {".", ":"} if not config.turns.environment else set[str]()  # whose reward goes by its class's name
+    ours = [t for t, n in names.items() if is_built_in(n) or (given and not (given & set(n) or isfile(f"{n}.py")))]
     Rewards(made, [text for text in ours if made or names[text] != "task"]).close()
     check_policy(config.policy)
     check_trackers(config.run.report_to)

@@ -22,7 +22,14 @@ from oblrpo.runs.state_files import load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
 from oblrpo.step import Learner
-from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
+from oblrpo.trainer.setup import (
+    environments_of,
+    load_checkpoint,
+    make_learner,
+    sampler_of,
+    set_threads,
+    with_tools,
+)
 from oblrpo.trainer.task import drop_long_prompts, task_of
 
 BATCHES, LEAST = 4, 32
@@ -114,7 +121,7 @@ def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -
         first: how many batches of prompts are left out, for looks that must share none.
     """
     folder = RunFolder(run)
-    config = folder.saved_config()
+    config, environments = environments_of(folder.saved_config())
     task, most = task_of(config), MOST // config.rollout.num_generations
     size = prompts or max(config.rollout.prompts_per_step, min(LEAST, getattr(task, "rows", LEAST)))
     if size < 2 or config.rollout.num_generations < 2:
@@ -127,17 +134,22 @@ def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -
     checkpoint = folder.newest_whole()[0] if step is None else folder.checkpoint(step)
     if checkpoint is None:
         raise InputError(f"{folder.path} has no checkpoint yet; try again once one is saved (save_steps).")
-    rewards = Rewards(task, config.task.rewards, config.task.on_reward_error, config.task.reward_seconds)
+    own = environments.name if environments and environments.rewards else ""
+    given = config.task
+    rewards = Rewards(task, given.rewards, given.on_reward_error, given.reward_seconds, environment=own)
     try:
         policy, state = load_checkpoint(checkpoint, config), load_state(checkpoint)
+        policy = with_tools(policy, environments)
         drop_long_prompts(task, policy, config.task.max_prompt_length)
         set_threads(config.run.threads, policy)
-        learner = make_learner(policy, rewards, config)
+        learner = make_learner(policy, rewards, config, sampler_of(policy, config, environments))
         learner.load_state_dict(state, str(folder.path))
         numbers = range(first, first + BATCHES)
         found = [_batch(learner, task.train_batch(FIRST_STEP + number, size), config, number) for number in numbers]
     finally:
         rewards.close()
+        if environments:
+            environments.close()
     batches, step = [batch for batch in found if batch is not None], int(state["step"])
     if len(batches) < 2:
         raise InputError(f"{folder.path}, step {step}: too few completions have a reward; check the reward's errors.")

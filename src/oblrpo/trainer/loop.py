@@ -24,7 +24,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, kappa
 from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.memory import give_back
-from oblrpo.objects import Objects
+from oblrpo.objects import Objects, plain_name
 from oblrpo.policy.checks import check_scores
 from oblrpo.policy.saving import check_saved
 from oblrpo.report.console import Progress
@@ -44,7 +44,16 @@ from oblrpo.trainer.check import check
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows, warm_start
 from oblrpo.trainer.optimizers import averaged, use_averaged_weights
 from oblrpo.trainer.peak_memory import fit, remedy
-from oblrpo.trainer.setup import adjust, make_learner, policy_of, row_batches, set_threads
+from oblrpo.trainer.setup import (
+    adjust,
+    environments_of,
+    make_learner,
+    policy_of,
+    row_batches,
+    sampler_of,
+    set_threads,
+    with_tools,
+)
 from oblrpo.trainer.task import Prompts, drop_long_prompts, rows_to_keep, sources_of, task_of
 
 
@@ -259,15 +268,19 @@ class Trainer:
         check(config)
         self.config, self.objects = config, objects or Objects()
         self.objects.check(config.policy.model)
+        config, self.environments = environments_of(config, self.objects)
+        self.config = config
         self.algorithm = resolve(config.algorithm, config.optim)
         self.task = task_of(config, self.objects)
-        rows = read_rows(config, self.objects)
+        shown = read_rows(config, self.objects)
         given = config.task
         self.rewards = Rewards(
-            self.task, given.rewards, given.on_reward_error, given.reward_seconds, self.objects.functions
-        )
+            self.task, given.rewards, given.on_reward_error, given.reward_seconds, self.objects.functions,
+            environment=self.environments.name if self.environments and self.environments.rewards else "",
+        )  # fmt: skip
         self.resume, self.notes = resume, list[str]()  # notes about a resumed run
-        self.identity = self._identity(sources_of(config, self.task, rows, self.rewards), accept_changed)
+        sources = sources_of(config, self.task, shown, self.rewards, self.environments)
+        self.identity = self._identity(sources, accept_changed)
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.next_save = 0.0  # when the clock says that the last one has been paid for
@@ -276,6 +289,7 @@ class Trainer:
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
         self.policy, self.resaved = policy_of(config, self.objects, checkpoint), checkpoint is not None
+        self.policy = with_tools(self.policy, self.environments)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
@@ -284,10 +298,12 @@ class Trainer:
         self.monitors = Monitors(
             facts_of(flatten(config)), min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse
         )
-        self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
+        self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, shown)
         set_threads(config.run.threads, self.policy)
         self.config, self.peak = fit(self.policy, config, self.longest_prompt, free)
-        self.learner = make_learner(self.policy, self.rewards, self.config, rows=getattr(self.task, "rows", None))
+        sampler = sampler_of(self.policy, self.config, self.environments)
+        rows = getattr(self.task, "rows", None)
+        self.learner = make_learner(self.policy, self.rewards, self.config, sampler, rows)
         self.prompts = Prompts(self.task, config)
         if checkpoint:
             state = load_state(checkpoint)
@@ -396,6 +412,8 @@ class Trainer:
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, *self._step(self.done + 1), progress)
         self.rewards.close()
+        if self.environments:
+            self.environments.close()
         if self.done < self.config.run.steps:
             self._save()
             raise KeyboardInterrupt(f"stopped after step {self.done}; {how_to_resume(self.config)}.")
@@ -422,6 +440,11 @@ class Trainer:
         engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
+        of_tools = ""
+        if self.environments:
+            tools = ", ".join(tool["function"]["name"] for tool in self.environments.tools)
+            where = ", ".join(map(plain_name, config.turns.names))
+            of_tools = f"tools      {tools} ({where}), at most {config.turns.max_turns} turns\n"
         return (
             f"policy     {config.policy.model or 'built from scratch'}: {total:,} parameters, {trained:,} trained, "
             f"{precision} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
@@ -431,7 +454,7 @@ class Trainer:
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens{at_once}\n"
             f"prompt     {form.preview(tokenizer, prompts[0])}\n"
-            f"{of_template}"
+            f"{of_template}{of_tools}"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
@@ -457,8 +480,10 @@ class Trainer:
             )
         if changed:
             self.notes.append(f"changed since the run was started, and accepted: {changed}.")
-        for name, (_, parts) in self.rewards.digests_and_gaps().items():
-            lacks = f"cannot check whether reward '{name}' has changed: there is no digest of {', '.join(parts)}."
+        carried = {f"reward '{name}'": gaps for name, (_, gaps) in self.rewards.digests_and_gaps().items()}
+        named = self.environments.digests_and_gaps if self.environments else {}
+        for name, parts in (carried | {f"'{name}'": gaps for name, (_, gaps) in named.items()}).items():
+            lacks = f"cannot check whether {name} has changed: there is no digest of {', '.join(parts)}."
             self.notes += [lacks] if parts else []
         return replace(begun.resumed(sources), about=self.task.about)
 

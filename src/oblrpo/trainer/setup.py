@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.clock import Clock
+from oblrpo.environments import Environments
 from oblrpo.errors import InputError
 from oblrpo.estimators import SNRSchedule
 from oblrpo.memory import keep_freed
@@ -16,8 +18,9 @@ from oblrpo.policy import Policy, adopt_policy, load_policy, make_policy
 from oblrpo.policy.checks import check_lengths
 from oblrpo.policy.model import LEAST_COMPLETION
 from oblrpo.policy.sequences import MicroBatches
-from oblrpo.rewards import Rewards
-from oblrpo.rollout import Sampler, make_sampler
+from oblrpo.policy.tool_calls import ToolFormat
+from oblrpo.rewards import Rewards, split_weight
+from oblrpo.rollout import EpisodeSampler, Sampler, make_sampler
 from oblrpo.settings import RolloutConfig, TrainConfig, flatten, with_settings
 from oblrpo.step import Learner, Looks, Movement, StepBaseline, counted
 from oblrpo.step.look import look_steps
@@ -49,10 +52,38 @@ def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None) ->
     return load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
 
 
-def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
+def environments_of(config: TrainConfig, objects: Objects | None = None) -> tuple[TrainConfig, Environments | None]:
+    """Return a config with the reward of its environments among its rewards, as in TRL, and these, if it has any."""
+    turns, task = config.turns, config.task
+    if not turns.names:
+        return config, None
+    if config.policy.chat is False:
+        raise InputError("calls and results of tools are shown by the model's chat template: leave out --no-chat.")
+    objects = objects or Objects()
+    objects.check(environment=turns.names)
+    environments = Environments(turns.environment, turns.tools, turns.max_tool_response_length, objects.environments)
+    own, named = environments.name, [split_weight(name)[0] for name in task.rewards]
+    if environments.rewards and own not in named:
+        config = replace(config, task=replace(task, rewards=(*task.rewards, own)))
+    return config, environments
+
+
+def with_tools(policy: Policy, environments: Environments | None) -> Policy:
+    """Return the policy with prompts that show the tools of its environments."""
+    if not environments:
+        return policy
+    args = {**policy.format.template_args, "tools": environments.tools}
+    return replace(policy, format=replace(policy.format, chat=True, template_args=args))
+
+
+def sampler_of(policy: Policy, config: TrainConfig, environments: Environments | None = None) -> Sampler:
     """Return the sampler of a run, which reports what weights of rewards and its correction need of the draws."""
     logps = config.rollout.sampler_correction != "auto"
-    return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features=True, logps=logps)
+    sampler = make_sampler(policy, config.rollout, config.policy.trust_remote_code, features=True, logps=logps)
+    if not environments:
+        return sampler
+    how = ToolFormat.of(policy.tokenizer, policy.format, environments.tools)
+    return EpisodeSampler(sampler, policy, environments, how, config.turns)
 
 
 def make_learner(

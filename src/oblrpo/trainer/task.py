@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from oblrpo.checksums import sum_of, sum_of_texts
+from oblrpo.environments import Environments
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX, Objects, as_stable_json, plain_name
 from oblrpo.policy import Policy
@@ -138,11 +139,17 @@ def _problems(rows: Rows, task: TaskConfig) -> Sequence[Problem]:
     return problems_of(rows, task.prompt_column, task.answer_column, template, faults, compared)
 
 
-def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], rewards: Rewards) -> dict[str, str]:
-    """Return the SHA-256 of all data, rewards, baselines and tasks that the settings name, by setting and name.
+def sources_of(
+    config: TrainConfig,
+    task: Task,
+    rows: Sequence[Demonstration],
+    rewards: Rewards,
+    environments: Environments | None = None,
+) -> dict[str, str]:
+    """Return the SHA-256 of all data, rewards, baselines, tasks and environments that settings name, by both names.
 
     By them a change is noticed before the run resumes. Of a file it is that of its bytes, of a data set of the hub that
-    of the problems and rows made of it, of a reward, a baseline or a task that of the file it is written in. Rows of a
+    of the problems and rows made of it, of all others that of the file it is written in. Rows of a
     Python program have theirs in the settings, in their word.
     """
     parts: dict[str, Sequence[Any]] = {"sft_data": rows}
@@ -166,6 +173,9 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
     for setting, name in (("baseline", config.algorithm.baseline), ("task", config.task.task)):
         if ":" in name:  # of the user's own
             digests[f"{setting} {name}"] = sum_of(Path(name.rpartition(":")[0]))
+    if environments:
+        named = {name: digest for name, (digest, _) in environments.digests_and_gaps.items() if digest}
+        digests |= {f"environment {name}": digest for name, digest in named.items()}
     return digests | rewards.digests()
 
 
