@@ -1,12 +1,15 @@
 """Tasksets of verifiers; skipped where it is not installed."""
 
 import asyncio
+import itertools
 import json
+import string
 import sys
 import types
 from pathlib import Path
 
 import pytest
+import torch
 
 vf = pytest.importorskip("verifiers.v1")
 
@@ -18,7 +21,14 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime  # noqa: E402
 
 import oblrpo  # noqa: E402
 from oblrpo.adapters.verifiers import from_taskset  # noqa: E402
+from oblrpo.environments import Environments  # noqa: E402
 from oblrpo.errors import InputError  # noqa: E402
+from oblrpo.policy import Policy, PromptFormat  # noqa: E402
+from oblrpo.policy.tool_calls import ToolFormat  # noqa: E402
+from oblrpo.rollout import EpisodeSampler, TransformersSampler  # noqa: E402
+from oblrpo.settings import TurnsConfig  # noqa: E402
+from oblrpo.tasks import Problem  # noqa: E402
+from oblrpo.tasks.task import Messages  # noqa: E402
 from tests.adapters.verifiers_shop import ShopData, ShopTask, ShopTaskConfig, ShopTaskset, ShopToolset  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +155,8 @@ def test_verifiers_plays_and_scores_the_same_episode_alike(tmp_path, monkeypatch
 
 def test_what_is_said_of_arguments_reaches_the_policy():
     schema = get_json_schema(shop().environment().shop_price)["function"]["parameters"]["properties"]
-    assert {name: each["description"] for name, each in schema.items()} == {"item": "the thing to buy.", "pieces": "how many."}  # fmt: skip
+    said = {name: each["description"] for name, each in schema.items()}
+    assert said == {"item": "the thing to buy.", "pieces": "how many."}
 
 
 def test_episodes_have_states_of_their_own_and_a_failed_call_leaves_none_behind():
@@ -160,6 +171,16 @@ def test_episodes_have_states_of_their_own_and_a_failed_call_leaves_none_behind(
     baskets, scores = asyncio.run(three())
     assert baskets == [{"bag": 1}, {"bag": 1, "apple": 2}, {"bag": 1}]
     assert scores == [0.0, 0.0, 0.5]
+
+
+def test_arguments_that_are_no_object_are_scored_as_they_were_written():
+    """What parsers make of JSON that was encoded twice."""
+    given = shop()
+    environment, _ = asyncio.run(played(given, given.rows[0], []))
+    said = [turn("", ("shop_take", '{"item": "plum"}')), {"role": "tool", "name": "shop_take", "content": "error"}]
+    assert asyncio.run(given.reward([[*said, turn("done")]], [0], [environment])) == [0.5]
+    (call,) = environment._played.trace.assistant_messages[0].tool_calls
+    assert json.loads(call.arguments) == '{"item": "plum"}'
 
 
 def test_an_image_is_an_error_that_the_policy_reads():
@@ -283,7 +304,7 @@ def test_what_cannot_be_done_alike_is_refused_by_name(made, why, monkeypatch):
 
 def test_a_stop_may_be_left_out_and_an_endless_taskset_be_cut():
     assert len(from_taskset(taskset(Hooked), without=["enough"]).rows) == 1
-    with pytest.raises(InputError, match="no @vf.stop called many"):
+    with pytest.raises(InputError, match=r"no @vf.stop called many"):
         from_taskset(taskset(Hooked), without=["enough", "many"])
 
     class Endless(ShopTaskset):
@@ -295,7 +316,8 @@ def test_a_stop_may_be_left_out_and_an_endless_taskset_be_cut():
 
 
 TEMPLATE = """\
-{%- for tool in tools or [] %}<tools>{{ tool | tojson }}{% endfor %}
+{%- for tool in tools or [] %}<tools>{{ tool.function.name }} {{ tool.function.parameters.properties | join(' ') }}
+{%- endfor %}
 {%- for message in messages %}<{{ message.role }}>{{ message.content or '' }}
 {%- for call in message.tool_calls or [] %}<call>{{ call.function.name }}
 {%- for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}</call>{% endfor %}<end>
@@ -310,10 +332,12 @@ CALLS = {
 def policy():
     """A model with random weights, some of whose tokens are whole calls."""
     calls = [f"<call>shop_take item={item}</call>" for item in ("apple", "plum", "bread", "tea")]
-    letters = ["<pad>", "<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    made = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = ["<pad>", "<end>", *of_bytes.pre_tokenize_str(string.printable[:95] + "\n")[0][0]]
+    pairs = list(itertools.product("abcde", repeat=2))  # read as one token, drawn as two
+    vocabulary = {letter: index for index, letter in enumerate([*letters, *map("".join, pairs)])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    made.pre_tokenizer, made.decoder = of_bytes, decoders.ByteLevel()
     made.add_tokens([AddedToken(word, normalized=False) for word in ["<user>", "<assistant>", "<tool>", *calls]])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", eos_token="<end>", clean_up_tokenization_spaces=False,
@@ -331,10 +355,48 @@ def policy():
     return Qwen3ForCausalLM(config), tokenizer
 
 
+def test_the_tokens_are_those_that_were_drawn():
+    """Where text would be read as other tokens, and behind results, too."""
+    given, (model, tokenizer) = shop(), policy()
+    environments = Environments("python:it", objects={"python:it": given.environment})
+    drawn_by = Policy(
+        model.double().eval(), tokenizer, format=PromptFormat(template_args={"tools": environments.tools})
+    )
+    how = ToolFormat.of(tokenizer, drawn_by.format, environments.tools)
+    limits = TurnsConfig(environment="python:it", max_turns=3)
+    sampler = EpisodeSampler(TransformersSampler(drawn_by, True), drawn_by, environments, how, limits)
+    torch.manual_seed(0)
+    rows = [Problem(Messages(row["prompt"]), "", columns={"task": row["task"]}) for row in given.rows[:8]]
+    rollouts = sampler.sample(rows, 4, 80, 1.0)
+    sequences, own_SC = rollouts.sequences, rollouts.sequences.own_SC.bool()
+    with torch.no_grad():
+        logits_STV = model(
+            input_ids=sequences.ids_ST, attention_mask=sequences.mask_ST,
+            position_ids=(sequences.mask_ST.cumsum(1) - 1).clamp(min=0),
+        ).logits[:, sequences.start - 1 : -1]  # fmt: skip
+    logps_SC = logits_STV.log_softmax(-1).gather(2, sequences.completion_SC[..., None])[..., 0]
+    torch.testing.assert_close(rollouts.sampler_logps_SC[own_SC], logps_SC[own_SC], rtol=1e-9, atol=1e-9)
+    texts = [tokenizer.decode(ids) for ids in rollouts.ids()]
+    assert any(tokenizer(text).input_ids != ids for text, ids in zip(texts, rollouts.ids(), strict=True))
+    assert any(episode.turns > 1 for episode in rollouts.episodes)
+
+
 def test_a_policy_trains_on_it(tmp_path):
-    given, model = shop(), policy()
+    """Every logged reward is that of the conversation that stands beside it."""
+    given = shop()
     run = oblrpo.train(
-        model=model, data=given.rows, environment=given.environment, reward=given.reward, steps=2, prompts_per_step=8,
-        num_generations=8, max_completion_length=200, max_turns=3, output=tmp_path / "run", progress=False,
+        model=policy(), data=given.rows, environment=given.environment, reward=given.reward, steps=2, eval_steps=0,
+        prompts_per_step=8, num_generations=8, max_completion_length=80, max_turns=3, output=tmp_path, progress=False,
     )  # fmt: skip
-    print(run)
+    lines = (tmp_path / "completions" / "step_1.jsonl").read_text().splitlines()
+    every = [json.loads(line) for line in lines]
+    rows = [row for row in every if row["stop"] != "length"]  # which may have results that it never read
+    results = [[message["content"] for message in row["messages"] if message["role"] == "tool"] for row in rows]
+    taken = [[result for result in each if not result.startswith("{'error'")] for each in results]
+    wanted = [str({"bag": 1, row["prompt"].split()[-1]: 1}) for row in rows]
+    earned = [2.0 * (each[-1:] == [want]) for each, want in zip(taken, wanted, strict=True)]
+    assert [row["reward"] for row in rows] == earned
+    assert 0 < sum(row["reward"] > 0 for row in rows) < len(rows)
+    assert sum(map(len, results)) == sum(row["calls"] for row in rows) > sum(map(len, taken))
+    assert "{'error': 'Error executing tool take: there is no tea'}" in {result for each in results for result in each}
+    assert run.metrics[0]["rewards/ShopTaskset/mean"] == sum(row["reward"] for row in every) / len(every)

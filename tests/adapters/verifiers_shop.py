@@ -1,12 +1,13 @@
 """A taskset of verifiers as its users write them: tools, one of which keeps a state, hooks, and a reward of both."""
 
 import verifiers.v1 as vf
+from pydantic import Field
 
 PRICES = {"apple": 3, "bread": 4, "plum": 2}
 
 
 class ShopState(vf.State):
-    basket: dict[str, int] = {}
+    basket: dict[str, int] = Field(default_factory=dict)
 
 
 class ShopToolset(vf.Toolset[vf.ToolsetConfig, ShopState]):
