@@ -49,7 +49,7 @@ class Words:
         called = [] if turn_ids[0] % 2 == 0 else [{"function": {"name": "plus", "arguments": {"n": turn_ids[0]}}}]
         return {"role": "assistant", "content": str(list(turn_ids))} | ({"tool_calls": called} if called else {})
 
-    def results(self, message, results):
+    def results(self, message, results, turn_ids):
         """Return tokens of the results, more or fewer."""
         return [2 + len(text) % 5 for _, text in results] * (1 + message["tool_calls"][0]["function"]["arguments"]["n"] % 4)
 

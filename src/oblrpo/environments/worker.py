@@ -53,6 +53,8 @@ def _live(factory: Any, functions: list[Any], settings: dict[str, Any]) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()  # a group of its own, to be killed alone
+        for stream in (1, 2):  # a thousand episodes would fill the terminal with what their tools print
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         with socket.socket(socket.AF_UNIX) as channel:
             channel.connect(settings["address"])
             channel.sendall(json.dumps(os.getpid()).encode() + b"\n")

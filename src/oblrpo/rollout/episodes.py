@@ -196,7 +196,7 @@ class EpisodeSampler:
         if row.broken:
             episode.stop = "error"
             return False
-        ids = self.format.results(message, [(name, text) for name, text, _ in results])
+        ids = self.format.results(message, [(name, text) for name, text, _ in results], row.ids)
         if len(row.ids) + len(ids) >= longest:  # nothing could be said to them
             episode.stop = "length"
             return False

@@ -197,6 +197,7 @@ CALLED = {
     "data, such as owner/name[validation]": "split train_split",
     "dtype": "mixed_precision precision torch_dtype",
     "dynamic_sampling": "dynamic_filtering filter_groups",
+    "environment, such as shop.py:Shop": "env_name environment_factory interaction_config_path",
     "epsilon": "clip_range clip_ratio clip_ratio_low cliprange eps_clip ratio_clip_min",
     "epsilon_high": "clip_ratio_high ratio_clip_max",
     "eval_data": "eval_dataset test_data test_files val_data val_files",
@@ -211,6 +212,8 @@ CALLED = {
     "max_grad_norm": "clip_grad grad_clip max_norm",
     "max_prompt_length": "max_input_length prompt_max_len",
     "max_prompt_length, and max_completion_length for what is sampled": "max_len max_length max_seq_length",
+    "max_tool_response_length, in characters": "max_obs_length",
+    "max_turns": "max_assistant_turns max_tool_calling_iterations max_user_turns",
     "model": "base_model model.path model_name model_name_or_path model_path pretrain pretrained",
     "normalisation": "norm_adv_by_std_in_grpo normalize_rewards scale_rewards",
     "num_generations|samples": "group_size n n_samples n_samples_per_prompt num_generations_per_prompt num_samples",
@@ -238,6 +241,7 @@ CALLED = {
     "steps, of prompts_per_step rows each; there are no epochs": "epochs num_episodes num_epochs num_train_epochs "
     "total_epochs",
     "tokens_per_micro_batch": "max_token_len_per_gpu ppo_max_token_len_per_gpu use_dynamic_bsz",
+    "tools, such as tools.py:search": "function_tool_path tool_config_path",
     "vllm_args, such as '{gpu_memory_utilization: 0.4}'": "gpu_memory_utilization max_model_len "
     "vllm_gpu_memory_utilization",
     "warmup_steps, a number of steps": "lr_warmup_ratio lr_warmup_steps_ratio warmup_ratio",
