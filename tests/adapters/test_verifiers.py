@@ -1,9 +1,7 @@
 """Tasksets of verifiers; skipped where it is not installed."""
 
 import asyncio
-import itertools
 import json
-import string
 import sys
 import types
 from pathlib import Path
@@ -14,8 +12,7 @@ import torch
 vf = pytest.importorskip("verifiers.v1")
 
 from aiohttp import web  # noqa: E402
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+from pydantic import Field  # noqa: E402
 from transformers.utils import get_json_schema  # noqa: E402
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime  # noqa: E402
 
@@ -23,12 +20,14 @@ import oblrpo  # noqa: E402
 from oblrpo.adapters.verifiers import from_taskset  # noqa: E402
 from oblrpo.environments import Environments  # noqa: E402
 from oblrpo.errors import InputError  # noqa: E402
-from oblrpo.policy import Policy, PromptFormat  # noqa: E402
+from oblrpo.policy import make_policy  # noqa: E402
 from oblrpo.policy.tool_calls import ToolFormat  # noqa: E402
 from oblrpo.rollout import EpisodeSampler, TransformersSampler  # noqa: E402
-from oblrpo.settings import TurnsConfig  # noqa: E402
+from oblrpo.settings import PolicyConfig, TurnsConfig  # noqa: E402
 from oblrpo.tasks import Problem  # noqa: E402
 from oblrpo.tasks.task import Messages  # noqa: E402
+from oblrpo.trainer.setup import with_tools  # noqa: E402
+from tests.acting import save_policy  # noqa: E402
 from tests.adapters.verifiers_shop import ShopData, ShopTask, ShopTaskConfig, ShopTaskset, ShopToolset  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -315,88 +314,83 @@ def test_a_stop_may_be_left_out_and_an_endless_taskset_be_cut():
     assert len(from_taskset(Endless(vf.TasksetConfig()), most=7).rows) == 7
 
 
-TEMPLATE = """\
-{%- for tool in tools or [] %}<tools>{{ tool.function.name }} {{ tool.function.parameters.properties | join(' ') }}
-{%- endfor %}
-{%- for message in messages %}<{{ message.role }}>{{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}<call>{{ call.function.name }}
-{%- for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}</call>{% endfor %}<end>
-{%- endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
-CALLS = {
-    "open_pattern": r"<call>(?P<name>\w+)", "close": "</call>", "repeats": True, "content": "xml-inline",
-    "content_args": {"tag_pattern": r" (?P<key>\w+)=(?P<value>[^ <]*)"},
-    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-}  # fmt: skip
+class Seen(vf.State):
+    said: list[str] = Field(default_factory=list)
 
 
-def policy():
-    """A model with random weights, some of whose tokens are whole calls."""
-    calls = [f"<call>shop_take item={item}</call>" for item in ("apple", "plum", "bread", "tea")]
-    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    letters = ["<pad>", "<end>", *of_bytes.pre_tokenize_str(string.printable[:95] + "\n")[0][0]]
-    pairs = list(itertools.product("abcde", repeat=2))  # read as one token, drawn as two
-    vocabulary = {letter: index for index, letter in enumerate([*letters, *map("".join, pairs)])}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    made.pre_tokenizer, made.decoder = of_bytes, decoders.ByteLevel()
-    made.add_tokens([AddedToken(word, normalized=False) for word in ["<user>", "<assistant>", "<tool>", *calls]])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<end>", clean_up_tokenization_spaces=False,
-        chat_template=TEMPLATE, padding_side="left",
-        response_template={
-            "start_anchor": "<assistant>",
-            "fields": {"content": {"close": "<end>"}, "tool_calls": CALLS},
-        },
-    )  # fmt: skip
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, pad_token_id=0, eos_token_id=1,
-        bos_token_id=None,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config), tokenizer
+class Doing(vf.Toolset[vf.ToolsetConfig, Seen]):
+    TOOL_PREFIX = None
+
+    @vf.tool
+    def do(self, what: str) -> str:
+        """Do something."""
+        if "c" in what:
+            raise ValueError("no c")
+        self.state.said.append(what)
+        return what.upper()
 
 
-def test_the_tokens_are_those_that_were_drawn():
-    """Where text would be read as other tokens, and behind results, too."""
-    given, (model, tokenizer) = shop(), policy()
-    environments = Environments("python:it", objects={"python:it": given.environment})
-    drawn_by = Policy(
-        model.double().eval(), tokenizer, format=PromptFormat(template_args={"tools": environments.tools})
+class Done(vf.Task[ShopData, Seen]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Doing(vf.ToolsetConfig())]
+
+    @vf.reward
+    async def done(self, trace) -> float:
+        return float(any(self.data.item in said for said in trace.state.said))
+
+
+class Deeds(vf.Taskset[Done, vf.TasksetConfig]):
+    def load(self):
+        return [Done(ShopData(prompt=f"Row {row}", item="ab"[row % 2]), vf.TaskConfig()) for row in range(40)]
+
+
+def test_the_tokens_are_those_that_were_drawn(tmp_path):
+    """Behind results, too, and where a tokenizer would read the text as other tokens."""
+    policy = make_policy(
+        PolicyConfig(model=str(save_policy(tmp_path, "!doab")), chat=True, device="cpu", dtype="float64")
     )
-    how = ToolFormat.of(tokenizer, drawn_by.format, environments.tools)
-    limits = TurnsConfig(environment="python:it", max_turns=3)
-    sampler = EpisodeSampler(TransformersSampler(drawn_by, True), drawn_by, environments, how, limits)
+    given, name = from_taskset(Deeds(vf.TasksetConfig())), "python:it"
+    environments = Environments(name, objects={name: given.environment})
+    policy = with_tools(policy, environments)
+    how = ToolFormat.of(policy.tokenizer, policy.format, environments.tools)
+    limits = TurnsConfig(environment=name, max_turns=4)
+    sampler = EpisodeSampler(TransformersSampler(policy, True), policy, environments, how, limits)
     torch.manual_seed(0)
-    rows = [Problem(Messages(row["prompt"]), "", columns={"task": row["task"]}) for row in given.rows[:8]]
-    rollouts = sampler.sample(rows, 4, 80, 1.0)
+    rows = [Problem(Messages(row["prompt"]), "", columns={"task": row["task"]}) for row in given.rows[:16]]
+    rollouts = sampler.sample(rows, 8, 60, 1.0)
     sequences, own_SC = rollouts.sequences, rollouts.sequences.own_SC.bool()
     with torch.no_grad():
-        logits_STV = model(
+        logits_STV = policy.model(
             input_ids=sequences.ids_ST, attention_mask=sequences.mask_ST,
             position_ids=(sequences.mask_ST.cumsum(1) - 1).clamp(min=0),
         ).logits[:, sequences.start - 1 : -1]  # fmt: skip
     logps_SC = logits_STV.log_softmax(-1).gather(2, sequences.completion_SC[..., None])[..., 0]
     torch.testing.assert_close(rollouts.sampler_logps_SC[own_SC], logps_SC[own_SC], rtol=1e-9, atol=1e-9)
-    texts = [tokenizer.decode(ids) for ids in rollouts.ids()]
-    assert any(tokenizer(text).input_ids != ids for text, ids in zip(texts, rollouts.ids(), strict=True))
-    assert any(episode.turns > 1 for episode in rollouts.episodes)
+    ids = rollouts.ids()
+    assert 0 < sum(policy.tokenizer(policy.tokenizer.decode(row)).input_ids != row for row in ids) < len(ids)
+    assert max(episode.turns for episode in rollouts.episodes) == 4
 
 
 def test_a_policy_trains_on_it(tmp_path):
-    """Every logged reward is that of the conversation that stands beside it."""
-    given = shop()
+    """The reward of every episode that read all its results is that of the conversation beside it."""
+    given = from_taskset(Deeds(vf.TasksetConfig()))
     run = oblrpo.train(
-        model=policy(), data=given.rows, environment=given.environment, reward=given.reward, steps=2, eval_steps=0,
-        prompts_per_step=8, num_generations=8, max_completion_length=80, max_turns=3, output=tmp_path, progress=False,
+        model=str(save_policy(tmp_path / "model")), chat=True, data=given.rows, environment=given.environment,
+        reward=given.reward, steps=2, prompts_per_step=8, num_generations=8, max_completion_length=60, max_turns=3,
+        output=tmp_path / "run", progress=False,
     )  # fmt: skip
-    lines = (tmp_path / "completions" / "step_1.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run" / "completions" / "step_1.jsonl").read_text().splitlines()
     every = [json.loads(line) for line in lines]
-    rows = [row for row in every if row["stop"] != "length"]  # which may have results that it never read
+    rows = [row for row in every if row["stop"] != "length"]
     results = [[message["content"] for message in row["messages"] if message["role"] == "tool"] for row in rows]
-    taken = [[result for result in each if not result.startswith("{'error'")] for each in results]
-    wanted = [str({"bag": 1, row["prompt"].split()[-1]: 1}) for row in rows]
-    earned = [2.0 * (each[-1:] == [want]) for each, want in zip(taken, wanted, strict=True)]
-    assert [row["reward"] for row in rows] == earned
-    assert 0 < sum(row["reward"] > 0 for row in rows) < len(rows)
-    assert sum(map(len, results)) == sum(row["calls"] for row in rows) > sum(map(len, taken))
-    assert "{'error': 'Error executing tool take: there is no tea'}" in {result for each in results for result in each}
-    assert run.metrics[0]["rewards/ShopTaskset/mean"] == sum(row["reward"] for row in every) / len(every)
+    items = ["AB"[int(row["prompt"].split()[-1]) % 2] for row in rows]
+    wanted = [
+        float(any(item in each.split("rror")[0] for each in said)) for item, said in zip(items, results, strict=True)
+    ]
+    assert [row["reward"] for row in rows] == wanted
+    assert 0 < sum(wanted) < len(wanted)
+    assert "{'error': 'Error executing tool do: no c'}" in {result for said in results for result in said}
+    first = next(metrics for metrics in run.metrics if metrics["step"] == 1)
+    assert first["rewards/Deeds/mean"] == pytest.approx(sum(row["reward"] for row in every) / len(every))
+    assert first["tools/failure_frequency"] > 0
