@@ -271,6 +271,31 @@ class Registered(ShopTask):
         return [Other(config.tools)]
 
 
+class Finding(vf.Task[ShopData]):
+    @vf.reward
+    async def found(self, trace) -> float:
+        return 1.0
+
+
+class BrokenToolset(vf.Toolset[vf.SharedToolsetConfig]):
+    async def setup(self):
+        raise OSError("no index")
+
+    @vf.tool
+    def find(self, words: str) -> str:
+        """Search."""
+        return words
+
+
+def broken():
+    class Shared(type(taskset(Finding))):
+        @classmethod
+        def toolsets(cls, config):
+            return [BrokenToolset(vf.SharedToolsetConfig())]
+
+    return Shared(vf.TasksetConfig())
+
+
 @pytest.mark.parametrize(
     ("made", "why"),
     [
@@ -286,6 +311,7 @@ class Registered(ShopTask):
         (lambda: taskset(prompt=[vf.UserMessage(content=[vf.TextContentPart(text="a")])]), "several parts"),
         (lambda: taskset(package="playing"), r"Env of its own \(Playing\)"),
         (lambda: "not-there", "cannot be loaded"),
+        (broken, "cannot be set up: no index"),
     ],
 )
 def test_what_cannot_be_done_alike_is_refused_by_name(made, why, monkeypatch):

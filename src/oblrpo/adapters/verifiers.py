@@ -69,8 +69,11 @@ def from_taskset(taskset: str | vf.Taskset, most: int | None = None, without: Se
         raise InputError(f"without: the tasks of '{name}' have no @vf.stop called {', '.join(sorted(unknown))}.")
     if refused := list(dict.fromkeys(_refusals(name, tasks, toolsets, {*without}))):
         raise InputError(f"the taskset '{name}' cannot be trained on: it {'; it '.join(refused)}.")
-    for each in shared:  # in a thread: a notebook has an event loop of its own
-        in_thread(asyncio.run, each.setup()).result()
+    try:
+        for each in shared:  # in a thread: a notebook has an event loop of its own
+            in_thread(asyncio.run, each.setup()).result()
+    except Exception as error:  # of the toolset's own code
+        raise InputError(f"the tools of the taskset '{name}' cannot be set up: {error}") from error
     prompts = [[message_to_wire(message) for message in _opening(task.data)] for task in tasks]
     rows = [{"prompt": prompts[place], "task": place, "hash": task.hash} for place, task in enumerate(tasks)]
     environment = _environment(type(made).__name__, tasks, toolsets, shared) if toolsets else None
