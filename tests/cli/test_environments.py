@@ -75,7 +75,7 @@ FAULTS = """
 def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
     code, out, err = oblrpo(*command(FAULTS, **{"--max-tool-response-length": 20, "--max-completion-length": 300}))
     assert code == 0, err[-500:]
-    assert "eee" not in out + err
+    assert "eeee" * 9 not in out + err
     rows = rows_of(tmp_path / "run")
     assert {"answer", "length", "error"} <= {row["stop"] for row in rows}
     assert {row["stop"] for row in rows if len(row["messages"]) > row["turns"]}
@@ -83,7 +83,7 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
     said = {message["content"] for row in rows for message in row["messages"] if message["role"] == "tool"}
     assert "{'error': 'no b'}" in said
     assert "eeeeeeeeeeeeeeeeeeee... (the first 20 of 300,000 characters)" in said
-    assert "{'error': 'took longe... (the first 20 of 35 characters)" in said
+    assert any(text.startswith("{'error': 'took longe... (the first 20") for text in said)
     last = metrics_of(tmp_path / "run")[-1]
     assert 0 < last["completions/masked_ratio"] < 1 and last["tools/failure_frequency"] > 0 and last["turns/mean"] > 1
 
@@ -91,13 +91,13 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"bad": 3}, r"reset of Do failed for the prompt 'Row \\d+': OSError: no net"),
+        ({"bad": 3}, r"reset of Do failed for the prompt 'Row \d+': OSError: no net"),
         ({"reward": "1 / 0"}, "reward 'Do' returned ZeroDivisionError: division by zero"),
         ({"reward": "'much'"}, "reward 'Do' returned 'much'"),
         ({"action": "return [{'type': 'image', 'image': 0}]"}, "the tool 'do' returned an image"),
         ({"--no-chat": None}, "leave out --no-chat"),
         ({"--environment": "nowhere.py:Do"}, "environment file nowhere.py does not exist"),
-        ({"--environment": None, "--tools": "nowhere.py:do"}, "tool file nowhere.py does not exist"),
+        ({"--tools": "nowhere.py:do"}, "tool file nowhere.py does not exist"),
         ({"--max-turns": 0}, "max_turns is 0"),
     ],
 )

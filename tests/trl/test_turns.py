@@ -138,6 +138,25 @@ def test_what_a_tool_says_is_read_and_has_no_score(tmp_path, monkeypatch, kind, 
     check_update(trainer, update)
 
 
+def test_what_tools_answer_is_no_variety_of_the_policys(tmp_path, monkeypatch):
+    """All rows say the same, and the environment says other things to other prompts."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    words, turns = {"environment_factory": Sums}, []
+    trainer = ours(tmp_path, chat_policy(), length, prompts=CHATS, words=words, max_steps=1, max_completion_length=256)
+
+    def turn(prompt_ids, *_, **__):
+        turns.append(len(prompt_ids))
+        call = '<tool_call>\n{"name": "plus", "arguments": {"b": 2}}\n</tool_call>'
+        text = call if len(turns) % 2 else "!"
+        return [trainer.processing_class(f"{text}<|im_end|>")["input_ids"] for _ in prompt_ids], None
+
+    trainer._generate_single_turn = turn
+    trainer.train()
+    log, told = trainer.state.log_history[0], {str(each) for each in trainer._logs["completion"]}
+    assert len(told) > 1
+    assert (log["completions/distinct_ratio"], log["completions/same_ratio"]) == (1 / 16, 1)
+
+
 def test_an_environment_that_owns_the_data_makes_whole_updates(tmp_path, monkeypatch):
     """TRL's stand-ins for prompts last for one generation, and an update would end there."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")

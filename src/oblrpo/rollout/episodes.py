@@ -158,18 +158,15 @@ class EpisodeSampler:
             episode.stop = "answer"
         elif episode.turns == self.limits.max_turns:
             episode.stop = "turns"
-        elif row.seconds >= self.limits.episode_seconds:
-            episode.stop = "timeout"
         return [] if episode.stop else calls
 
     def _run(self, row: _Row, calls: list[Any]) -> list[tuple[str, str, bool]]:
-        """Return name, result and failure of each call, up to one that the environment does not survive."""
+        """Return name, result and failure of each call, up to one that the episode does not survive."""
         results = []
         for call in calls:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
-            seconds = min(self.limits.tool_seconds, max(0.001, self.limits.episode_seconds - row.seconds))
-            reply = self._ask(row, {"call": name, "arguments": arguments}, seconds)
-            if row.broken:
+            reply = self._ask(row, {"call": name, "arguments": arguments}, self.limits.tool_seconds)
+            if row.broken or row.seconds > self.limits.episode_seconds:
                 break
             results.append((name, reply.get("text", ""), bool(reply.get("failed"))))
             if reply.get("images"):
@@ -193,8 +190,8 @@ class EpisodeSampler:
         episode, message = row.episode, row.episode[-1]
         episode.calls += len(results) + bool(row.broken)
         episode.failures += sum(failed for *_, failed in results) + bool(row.broken)
-        if row.broken:
-            episode.stop = "error"
+        if row.broken or row.seconds > self.limits.episode_seconds:
+            episode.stop = "error" if row.broken else "timeout"
             return False
         ids = self.format.results(message, [(name, text) for name, text, _ in results], row.ids)
         if len(row.ids) + len(ids) >= longest:  # nothing could be said to them

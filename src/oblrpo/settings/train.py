@@ -124,7 +124,7 @@ class TurnsConfig:
     tool_seconds: Annotated[float, Range(0.001), NO_TOOLS] = 10.0
     """Time limit for one call of a tool, in seconds; the policy reads that it was exceeded."""
     episode_seconds: Annotated[float, Range(0.001), NO_TOOLS] = 300.0
-    """Time limit for all calls of an episode, in seconds; it ends with the turn after."""
+    """Time limit for all calls of an episode together, in seconds; it ends with the call that exceeds it."""
     max_tool_response_length: Annotated[int, Range(1), NO_TOOLS] = 2000
     """Most characters of a result that the policy reads; what is beyond is cut off, and the result says so."""
 

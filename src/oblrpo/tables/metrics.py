@@ -67,7 +67,8 @@ METRICS = (
            "name, with its path or options if two have the same name", "reward", trl=TRL),
     Metric("frac_reward_zero_std", "share of prompts with two rewards or more whose completions all earned the same; "
            "`null` with one completion a prompt", trl=TRL, others="zero_std_ratio frac_zero_std"),
-    Metric("completions/mean_length", "tokens, the end token included", "tokens", trl=TRL, verl="response_length/mean",
+    Metric("completions/mean_length", "the policy's own tokens, the end token included", "tokens", trl=TRL,
+           verl="response_length/mean",
            others="response_length completion_length mean_length mean_completion_length response_lengths response_len "
            "generate/avg_num_tokens mean_generation_length mean_gen_tokens_per_sample seq_len seq_length "
            "val/sequence_lengths token/response_length mean_response_length avg_response_length completion_len gen_len "
@@ -200,7 +201,7 @@ METRICS = (
            verl="critic/baseline/mean"),
     Metric("baseline/spread", "standard deviation over prompts of the prompt's mean baseline", "reward", trl=ADDED,
            verl="critic/baseline/spread", others="critic/baseline/spread"),
-    Metric("num_tokens", "prompt and completion tokens trained on so far", "tokens", trl=TRL),
+    Metric("num_tokens", "prompt and own completion tokens trained on so far", "tokens", trl=TRL),
     Metric("step_time", "sampling, gradient, update, and evaluation where there was one; not the checkpoint", "s",
            trl=TRL),
     Metric("time/sampling time/rewards time/training time/looks time/evaluation time/files time/warm_start",

@@ -144,12 +144,13 @@ def part_metrics(earned: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def text_metrics(problems: Sequence[Problem], step: StepResult, ends: Sequence[int]) -> dict[str, float]:
-    """How much the completions of a step differ; `ends` are the tokens that end one."""
+    """How much what the policy has said differs in a step, words of tools aside; `ends` are the tokens that end one."""
     rollouts, G = step.samples.rollouts, step.samples.rewards_PG.shape[1]
     parts = ([getattr(each, name) for each in problems] for name in ("answer", "columns", "text"))
     answers = [answer for answer in answers_of(*parts) for _ in range(G)]
     count_V = token_counts(rollouts.sequences.completion_SC, rollouts.sequences.own_SC, ends, max(ends) + 1)
-    return variety(rollouts.completions, count_V, answers)
+    said = [tuple(token for token in row if token not in ends) for row in rollouts.ids()]
+    return variety(said, count_V, answers)
 
 
 def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:

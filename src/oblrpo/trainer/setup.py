@@ -53,7 +53,7 @@ def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None) ->
 
 
 def environments_of(config: TrainConfig, objects: Objects | None = None) -> tuple[TrainConfig, Environments | None]:
-    """Return a config with the reward of its environments among its rewards, as in TRL, and these, if it has any."""
+    """Return the environments of a run, if it has any, and its config with their reward, as in TRL, and with chat."""
     turns, task = config.turns, config.task
     if not turns.names:
         return config, None
@@ -65,7 +65,7 @@ def environments_of(config: TrainConfig, objects: Objects | None = None) -> tupl
     own, named = environments.name, [split_weight(name)[0] for name in task.rewards]
     if environments.rewards and own not in named:
         config = replace(config, task=replace(task, rewards=(*task.rewards, own)))
-    return config, environments
+    return replace(config, policy=replace(config.policy, chat=True)), environments
 
 
 def with_tools(policy: Policy, environments: Environments | None) -> Policy:
@@ -73,7 +73,7 @@ def with_tools(policy: Policy, environments: Environments | None) -> Policy:
     if not environments:
         return policy
     args = {**policy.format.template_args, "tools": environments.tools}
-    return replace(policy, format=replace(policy.format, chat=True, template_args=args))
+    return replace(policy, format=replace(policy.format, template_args=args))
 
 
 def sampler_of(policy: Policy, config: TrainConfig, environments: Environments | None = None) -> Sampler:
