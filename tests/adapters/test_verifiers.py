@@ -182,6 +182,12 @@ def test_arguments_that_are_no_object_are_scored_as_they_were_written():
     assert json.loads(call.arguments) == '{"item": "plum"}'
 
 
+@pytest.mark.parametrize("environments", [None, [None]])  # those of another process are not handed over
+def test_a_reward_without_its_environment_is_refused(environments):
+    with pytest.raises(InputError, match="reads its environment; give both from Python"):
+        asyncio.run(shop().reward(["done"], [0], environments))
+
+
 def test_an_image_is_an_error_that_the_policy_reads():
     given = shop()
     _, messages = asyncio.run(played(given, given.rows[0], [turn("", ("shop_photo", {}))]))

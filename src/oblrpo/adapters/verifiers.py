@@ -163,8 +163,8 @@ def _reward(kind: str, tasks: Sequence[vf.Task], environment: type | None) -> Ca
         completions: Sequence[Any], task: Sequence[int], environments: Sequence[Any] | None = None, **_: Any
     ) -> list[Any]:
         """Score every completion; an error stands in the place of its score, and leaves out no other."""
-        if environment and environments is None:
-            raise InputError(f"the reward of {kind} belongs to its environment; give both.")
+        if environment and None in (environments or [None]):
+            raise InputError(f"the reward of {kind} reads its environment; give both from Python.")
         played = [each._played for each in environments or ()]
         played = played or await asyncio.gather(*(_Played.begin(tasks[place]) for place in task))
         scores = [each.score(completion) for each, completion in zip(played, completions, strict=True)]
