@@ -52,7 +52,8 @@ def command(tmp_path, policy):
         (tmp_path / "do.py").write_text(DO.format(action=action, bad=bad, reward=reward))
         given = {"--model": policy, "--data": save_rows(tmp_path / "rows.jsonl"), "--output": tmp_path / "run", **FLAGS}
         given |= {"--environment": f"{tmp_path / 'do.py'}:Do"} | flags
-        return ["train", *(str(part) for pair in given.items() for part in pair if part is not None)]
+        kept = {name: value for name, value in given.items() if (name, value) != ("--data", None)}
+        return ["train", *(str(part) for pair in kept.items() for part in pair if part is not None)]
 
     return made
 
@@ -95,6 +96,7 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
         ({"reward": "1 / 0"}, "reward 'Do' returned ZeroDivisionError: division by zero"),
         ({"reward": "'much'"}, "reward 'Do' returned 'much'"),
         ({"action": "return [{'type': 'image', 'image': 0}]"}, "the tool 'do' returned an image"),
+        ({"--data": None, "--task": "arithmetic"}, "environment needs data"),
         ({"--no-chat": None}, "leave out --no-chat"),
         ({"--environment": "nowhere.py:Do"}, "environment file nowhere.py does not exist"),
         ({"--tools": "nowhere.py:do"}, "tool file nowhere.py does not exist"),

@@ -30,7 +30,7 @@ from oblrpo.tasks.task import Messages
 from oblrpo.workers import WorkerDied, in_thread
 
 TOGETHER = 2.0
-"""Seconds in which rows wait for each other's tools. What takes longer joins a later turn, and holds up nobody."""
+"""Seconds that others wait for a row's tools. What takes longer joins a later turn, and holds up nobody any more."""
 
 
 @dataclass
@@ -100,16 +100,18 @@ class EpisodeSampler:
         self._reset(problems, rows, longest)
         turns = self.sampler.turns(temperature)
         busy: dict[Future[Any], int] = {}  # the tools at work, by row
+        since: dict[Future[Any], float] = {}  # when they began
         ready = list(range(len(rows)))
         while ready:
             contexts = [rows[index].prompt + rows[index].ids for index in ready]
             rooms = [longest - len(rows[index].ids) for index in ready]
             for index, context, turn in zip(ready, contexts, turns.draw(ready, contexts, rooms), strict=True):
                 if calls := self._took(rows[index], context, turn, longest):
-                    busy[in_thread(self._run, rows[index], calls)] = index
+                    busy[call := in_thread(self._run, rows[index], calls)] = index
+                    since[call] = time.monotonic()
             ready = []
             while busy and not ready:
-                for call in sorted(_finished(busy), key=busy.__getitem__):
+                for call in sorted(_finished({each: since[each] for each in busy}), key=busy.__getitem__):
                     if self._read(rows[index := busy.pop(call)], call.result(), longest):
                         ready.append(index)
         if self.environments.rewards:
@@ -237,9 +239,13 @@ class EpisodeSampler:
         )
 
 
-def _finished(busy: Collection[Future[Any]]) -> Collection[Future[Any]]:
-    """Wait for all, for no longer than `TOGETHER`, or else for the first; return those that are done."""
-    return wait(busy, TOGETHER).done or wait(busy, return_when=FIRST_COMPLETED).done
+def _finished(since: Mapping[Future[Any], float]) -> Collection[Future[Any]]:
+    """Wait for calls by when they began, `TOGETHER` for each, or else for the first; return those that are done."""
+    now = time.monotonic()
+    young = {call: begun for call, begun in since.items() if begun + TOGETHER > now}
+    if young:
+        wait(young, max(young.values()) + TOGETHER - now)
+    return [call for call in since if call.done()] or wait(since, return_when=FIRST_COMPLETED).done
 
 
 def _with_observation(prompt: Prompt, text: str) -> Prompt:

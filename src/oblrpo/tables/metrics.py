@@ -278,6 +278,16 @@ CHARTS = (
     Chart("Completions", "Truncated completions", "completions/clipped_ratio", "share of completions", averaged=True,
           blank=0, note="Cut off at max_completion_length and scored as they are. Raise it if the share grows.",
           advice="If the share grows: raise the limit, or reward brevity."),
+    Chart("Completions", "Turns of an episode", "turns/mean", "turns", averaged=True,
+          note=f"{DOTS_AND_LINE}. At 1, no tool is called.",
+          advice="If it approaches `max_turns`, episodes are cut off: see how they end in the samples."),
+    Chart("Completions", "Calls of tools", "tools/call_frequency", "calls an episode", averaged=True,
+          note=f"{DOTS_AND_LINE}. Calls of tools that fail count, too.",
+          advice="If it falls to 0, answers without a tool are paid as well, or the policy cannot write calls: see "
+          "[what it needs](environments.md)."),
+    Chart("Completions", "Calls that fail", "tools/failure_frequency", "share of calls", averaged=True, blank=0,
+          note="Calls of which the policy has read an error: no such tool, wrong arguments, an exception, too slow.",
+          advice="Read the errors in the samples: an unclear description of an argument shows here."),
     Chart("Samples", "Samples", kind="samples",
           note="Training prompts of the last step, those first whose completions differ in reward, and what each "
           "completion taught.",

@@ -366,6 +366,8 @@ class Trainer:
                 raise
             finally:
                 self._note_rewards()
+                if self.environments:
+                    self.environments.close()
 
     def _note_rewards(self) -> None:
         """Note what has become of rewards that carry values: this program may resume with the same objects."""
@@ -413,8 +415,6 @@ class Trainer:
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, *self._step(self.done + 1), progress)
         self.rewards.close()
-        if self.environments:
-            self.environments.close()
         if self.done < self.config.run.steps:
             self._save()
             raise KeyboardInterrupt(f"stopped after step {self.done}; {how_to_resume(self.config)}.")
