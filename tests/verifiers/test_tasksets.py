@@ -1,4 +1,4 @@
-"""Tasksets of verifiers; skipped where it is not installed."""
+"""Tasksets of verifiers as rows, environment and reward."""
 
 import asyncio
 import json
@@ -8,27 +8,25 @@ from pathlib import Path
 
 import pytest
 import torch
+import verifiers.v1 as vf
+from aiohttp import web
+from pydantic import Field
+from transformers.utils import get_json_schema
+from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
-vf = pytest.importorskip("verifiers.v1")
-
-from aiohttp import web  # noqa: E402
-from pydantic import Field  # noqa: E402
-from transformers.utils import get_json_schema  # noqa: E402
-from verifiers.v1.runtimes.subprocess import SubprocessRuntime  # noqa: E402
-
-import oblrpo  # noqa: E402
-from oblrpo.adapters.verifiers import from_taskset  # noqa: E402
-from oblrpo.environments import Environments  # noqa: E402
-from oblrpo.errors import InputError  # noqa: E402
-from oblrpo.policy import make_policy  # noqa: E402
-from oblrpo.policy.tool_calls import ToolFormat  # noqa: E402
-from oblrpo.rollout import EpisodeSampler, TransformersSampler  # noqa: E402
-from oblrpo.settings import PolicyConfig, TurnsConfig  # noqa: E402
-from oblrpo.tasks import Problem  # noqa: E402
-from oblrpo.tasks.task import Messages  # noqa: E402
-from oblrpo.trainer.setup import with_tools  # noqa: E402
-from tests.acting import save_policy  # noqa: E402
-from tests.adapters.verifiers_shop import ShopData, ShopTask, ShopTaskConfig, ShopTaskset, ShopToolset  # noqa: E402
+import oblrpo
+from oblrpo.adapters.verifiers import from_taskset
+from oblrpo.environments import Environments
+from oblrpo.errors import InputError
+from oblrpo.policy import make_policy
+from oblrpo.policy.tool_calls import ToolFormat
+from oblrpo.rollout import EpisodeSampler, TransformersSampler
+from oblrpo.settings import PolicyConfig, TurnsConfig
+from oblrpo.tasks import Problem
+from oblrpo.tasks.task import Messages
+from oblrpo.trainer.setup import with_tools
+from tests.acting import save_policy
+from tests.verifiers.shop import ShopData, ShopTask, ShopTaskConfig, ShopTaskset, ShopToolset
 
 ROOT = Path(__file__).parents[2]
 
