@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from oblrpo.errors import InputError
-from oblrpo.policy import PromptFormat, prompts
+from oblrpo.policy import PromptFormat
 from oblrpo.policy.tool_calls import ToolFormat
 
 SPECIAL = ["<|begin|>", "<|turn|>", "<|end|>", "<|seen|>"]
@@ -31,8 +31,8 @@ TAGS = TURNS.replace(
 )
 GLM = TURNS.replace(  # whose turn with a call ends with the mark of what follows
     "CALL",
-    "<tool_call>{{ call.name }}\n{% for key, value in call.arguments.items() %}<arg_key>{{ key }}</arg_key>\n<arg_value>"
-    "{{ value if value is string else value | tojson }}</arg_value>\n{% endfor %}</tool_call>",
+    "<tool_call>{{ call.name }}\n{% for key, value in call.arguments.items() %}<arg_key>{{ key }}</arg_key>\n"
+    "<arg_value>{{ value if value is string else value | tojson }}</arg_value>\n{% endfor %}</tool_call>",
 ).replace("<|end|>\n{% endif %}{% endfor %}", "{{ '' if m.tool_calls else '<|end|>\n' }}{% endif %}{% endfor %}")
 GLM = GLM.replace("<|turn|>user\n<tool_response>", "<|seen|>\n<tool_response>")
 LLAMA = (
@@ -42,8 +42,9 @@ LLAMA = (
 )
 THINKS = TAGS.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}").replace(
     "<|turn|>{{ m.role }}\n{{ m.content }}",
-    "<|turn|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n{{ m.thought }}\n</think>\n\n{% endif %}{{ m.content }}",
+    "<|turn|>{{ m.role }}\n{{ m.content }}".replace("\n", "\n{{ THOUGHT if m.role == 'assistant' }}", 1),
 )
+THINKS = THINKS.replace("THOUGHT", r"'<think>\n' + (m.thought or '') + '\n</think>\n\n'")
 FAMILIES = {"Hermes": HERMES, "tags": TAGS, "GLM": GLM, "Llama": LLAMA, "thinks": THINKS}
 
 ASK = {"role": "user", "content": "Which?"}
@@ -68,9 +69,8 @@ def ping():
 
 
 TOOLS = [get_json_schema(every), get_json_schema(ping)]
-ARGUMENTS = {
-    "text": '7"</b>\n {"x": \u20ac}', "whole": 12, "real": -0.5, "yes": False, "many": [1, 2], "named": {"a": {"b": [None]}},
-}  # fmt: skip
+ARGUMENTS = {"text": '\n  7"</b>\n {"x": \u20ac}\n', "whole": 12, "real": -0.5, "yes": False, "many": [1, 2]}
+ARGUMENTS["named"] = {"a": {"b": [None]}}
 
 
 def call_of(name="every", **arguments):
@@ -129,7 +129,7 @@ def test_calls_come_back_as_the_template_writes_them_with_arguments_of_every_typ
     said = Said(family)
     for calls in ([call_of(**ARGUMENTS)], [call_of("ping")], [call_of(**ARGUMENTS), call_of("ping")]):
         whole = said.shown(ASK, assistant(*calls, content="So:", thought="Hm. <tool_call> me?"))
-        found = said.parse(whole.removeprefix(said.context))
+        found = said.parse(whole.removeprefix(said.context).rstrip("\n"))  # where sampling ends
         if family == "Llama" and len(calls) > 1:  # which has no end of a call but that of the turn
             assert "tool_calls" not in found
             continue

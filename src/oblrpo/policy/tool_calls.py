@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,37 +21,49 @@ SINCE = (5, 15)
 STUCK, STUCK_SECONDS = "\n" * 1000, 0.1
 r"""A policy may repeat itself in an argument; patterns such as \s*.*?\s* take seconds for this, and hours for more."""
 
-FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+THOUGHT = {"reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"}}
+CALLED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
 
-def _xml(name: str, key: str, value: str) -> dict[str, Any]:
-    """Calls in <tool_call>, with arguments in tags that the schemas type; an argument that is not closed is skipped."""
+def _tags(opened: str, key: str, value: str) -> dict[str, Any]:
+    """Calls whose arguments are in tags, which the schemas type; one that is not closed is left out."""
     tag = rf"{key}(?:{value}|.*(*SKIP)(*FAIL))"
     inline = {"tag_pattern": tag, "value_parser": {"name": "text", "args": {"strip": False}}}
-    closed = {"open_pattern": rf"<tool_call>\s*{name}", "close_pattern": r"</tool_call>\s*"}
-    return {**closed, "content": "xml-inline", "content_args": inline, "transform": FUNCTION}
+    closed = {"open_pattern": opened, "close_pattern": r"</tool_call>\s*", "repeats": True}
+    return {"tool_calls": {**closed, "content": "xml-inline", "content_args": inline, "transform": CALLED}, **THOUGHT}
 
 
-CALLS: tuple[dict[str, Any], ...] = (
-    {  # Hermes, Qwen 2.5 and 3
-        "open": "<tool_call>",
-        "close_pattern": r"</tool_call>\s*",
-        "content": "json",
-        "transform": {"type": "function", "function": "{content}"},
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Hermes, Qwen 2.5, Qwen 3": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        **THOUGHT,
     },
-    _xml(  # Qwen 3.5, Nemotron 3
-        r"<function=(?P<name>[^<>\n]+)>", r"<parameter=(?P<key>[^<>\n]+)>", r"\n?(?P<value>.*?)\n?</parameter>"
+    "Qwen 3.5, Nemotron 3": _tags(
+        r"<tool_call>\s*<function=(?P<name>[^<>\n]+)>",
+        r"<parameter=(?P<key>[^<>\n]+)>",
+        r"\n?(?P<value>.*?)\n?</parameter>",
     ),
-    _xml(  # GLM 4.5
-        r"(?P<name>[^\s<]+)", r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>", r"(?P<value>.*?)</arg_value>"
+    "GLM 4.5": _tags(
+        r"<tool_call>(?P<name>[\w.-]+)",
+        r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>",
+        r"(?P<value>.*?)</arg_value>",
     ),
-    {  # Llama 3
-        "open_pattern": r'(?:<\|python_tag\|>)?\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
-        "close_pattern": r"\}\s*(?:<\|eo[tm]_id\|>\s*|\Z)",
-        "content": "json",
-        "transform": FUNCTION,
+    "Llama 3": {
+        "tool_calls": {
+            "open_pattern": r'(?:<\|python_tag\|>)?\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+            "close_pattern": r"\}\s*\Z",
+            "repeats": True,
+            "content": "json",
+            "transform": CALLED,
+        }
     },
-)
+}
 """How families whose tokenizers bring no response template write calls: fields of such a template."""
 
 WRITTEN = "calls of tools, and answers, as the model's chat template writes them"
@@ -62,7 +73,7 @@ CHANGES = (
 )
 CURE = (
     "set response_template in the model's tokenizer_config.json (TRL's add_response_schema knows one for more "
-    "families), or give the model a chat template whose calls are known here (Qwen, Nemotron 3, GLM 4.5, Llama 3)"
+    f"families), or give the model a chat template whose calls are known here ({', '.join(FAMILIES)})"
 )
 
 
@@ -74,14 +85,16 @@ class ToolFormat:
     """A question, with the schemas of the tools."""
     response: Any
     """The response template, as transformers loads it."""
+    own: bool
+    """Whether the tokenizer brings it: what the patterns of others want to see of the end token is not known."""
 
     @classmethod
     def of(cls, tokenizer: Any, prompt_format: PromptFormat, tools: Sequence[Mapping[str, Any]]) -> ToolFormat:
         """Return the format that reads back a call of each tool as the chat template writes it.
 
         `tools` are JSON schemas, as of transformers' get_json_schema. The tokenizer's own response template reads the
-        calls or, where it has none or one that takes hours for a turn that repeats itself, the first of CALLS that can.
-        InputError says what the chat template does not show, or that nothing reads its calls.
+        calls or, where it has none, or one that takes hours for a turn that repeats itself, the first of FAMILIES that
+        can. InputError says what the chat template does not show, or that nothing reads its calls.
         """
         if tuple(map(int, transformers.__version__.split(".")[:2])) < SINCE:
             raise InputError(
@@ -125,10 +138,11 @@ class ToolFormat:
         from transformers.utils.chat_parsing import parse_response
 
         before, text = map(self.asked.tokenizer.decode, (list(context_ids), list(turn_ids)))
+        end = self.asked.tokenizer.decode(self._specials(turn_ids[-1:]))
+        text = text if self.own else text.removesuffix(end)
         if not self.response.start_anchor_re.search(before):
             before = ""  # all of which would be read as the turn, calls of other turns with it
         parsed = parse_response(text, self.response, prefix=before, tools=self.asked.args["tools"])
-        end = self.asked.tokenizer.decode(self._specials(turn_ids[-1:]))
         message: dict[str, Any] = _clean({**parsed, "role": "assistant", "content": parsed.get("content") or ""})
         message["content"] = message["content"].removesuffix(end)
         for call in message.get("tool_calls", []):
@@ -264,7 +278,7 @@ def _format(asked: Conversation, own: Any) -> ToolFormat:
     why = "no parser known here reads"
     for spec in [*([own] if own else ()), *_specs(turns[-2:])]:
         try:
-            found = ToolFormat(asked, load_response_template(spec))
+            found = ToolFormat(asked, load_response_template(spec), own=spec is own)
             found._behind(name, [(name, RESULT)])
         except ValueError as error:
             raise InputError(f"the tokenizer's response_template is refused: {error}.") from None
@@ -295,12 +309,8 @@ def _is_slow(found: ToolFormat, stuck: Mapping[str, Any]) -> bool:
 
 
 def _specs(answers: Sequence[tuple[Any, str, str]]) -> Iterator[dict[str, Any]]:
-    """Yield response templates with CALLS; answers behind a question and behind results show where turns begin."""
+    """Yield a response template for each of FAMILIES; answers behind a question and results show the anchors."""
     begins = [context.rpartition(mark)[2] for (_, context, _), mark in zip(answers, (ASKED, RESULT), strict=True)]
     anchors = [anchor for begin in begins if (anchor := begin.partition("<think>")[0]).strip()]
-    end = answers[0][2].rpartition(ANSWER)[2].strip()
-    closed = {"close_pattern": rf"{re.escape(end)}\s*"} if end else {}
-    thought = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
-    for calls in CALLS if anchors else ():
-        fields = {"reasoning_content": thought, "tool_calls": {**calls, "repeats": True}, "content": closed}
-        yield {"start_anchor": anchors, "fields": fields}
+    for fields in FAMILIES.values() if anchors else ():
+        yield {"start_anchor": anchors, "fields": {**fields, "content": {}}}
