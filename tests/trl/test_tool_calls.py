@@ -58,8 +58,9 @@ def tokenizer_of(name, theirs=False):
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(special)
     end = next((end for end in ENDS if end in special), "<eos>")
-    words = {"bos_token": "<bos>", "additional_special_tokens": special}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, chat_template=template, **words)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=end, bos_token="<bos>", chat_template=template
+    )
     if theirs:
         tokenizer.chat_template = TEMPLATES[name.removesuffix("_training")]  # by which TRL knows the family
         add_response_schema(tokenizer)
@@ -128,7 +129,7 @@ def test_turns_are_read_as_in_trl(name):
     tokenizer, theirs = tokenizer_of(name), tokenizer_of(name, theirs=True)
     ours = format_of(tokenizer)
     context = tokenizer.apply_chat_template([ASK], tools=TOOLS, add_generation_prompt=True)["input_ids"]
-    end = next(end for end in ("<|im_end|>", "<|eot_id|>", "<|user|>") if end in tokenizer.all_special_tokens)
+    end = next(end for end in ("<|im_end|>", "<|eot_id|>", "<|user|>") if end in tokenizer.get_added_vocab())
     found = 0
     for before in BEFORE:
         # Where thoughts begin in the prompt and never end, TRL reads text of Nemotron, and thoughts of all others.

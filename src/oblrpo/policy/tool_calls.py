@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import transformers
@@ -68,8 +69,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 WRITTEN = "calls of tools, and answers, as the model's chat template writes them"
 CHANGES = (
-    "the model's chat template shows what stands before in another way once results of tools follow; give it a "
-    "template that does not."
+    "the model's chat template shows what stands before in another way once calls or results of tools follow; give it "
+    "a template that does not."
 )
 CURE = (
     "set response_template in the model's tokenizer_config.json (TRL's add_response_schema knows one for more "
@@ -196,9 +197,14 @@ class ToolFormat:
         ids: list[int] = self.asked.tokenizer(text, add_special_tokens=False, **how).input_ids
         return ids
 
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """All special tokens; Llama's tokenizers, for one, name two of 256 in all_special_ids."""
+        added = self.asked.tokenizer.added_tokens_decoder.items()
+        return frozenset(self.asked.tokenizer.all_special_ids) | {token for token, word in added if word.special}
+
     def _specials(self, ids: Sequence[int]) -> list[int]:
-        special = set(self.asked.tokenizer.all_special_ids)
-        return [token for token in ids if token in special]
+        return [token for token in ids if token in self._special]
 
 
 def _clean(value: Any, depth: int = 100) -> Any:
@@ -266,37 +272,40 @@ def _format(asked: Conversation, own: Any) -> ToolFormat:
     _shown("the tools", [word for name in keys for word in (name, *keys[name])], _text(asked, "tools"))
     calls = [_call(name, {key: _value(each) for key, each in keys[name].items()}) for name in keys]
     turns = [(call, *_turn(asked, call, "calls of tools")) for call in calls]
-    for name, (_, context, turn) in zip(keys, turns, strict=True):
-        _shown("calls of tools behind the question as it was before", [ASKED], context)
+    for name, (_, _, turn) in zip(keys, turns, strict=True):
         _shown("calls of tools", [name], turn)
     name, answer = tools[0]["name"], {"role": "assistant", "content": ANSWER}
     read = replace(asked, messages=[*asked.messages, calls[0], {"role": "tool", "name": name, "content": RESULT}])
     turns += [(answer, *_turn(before, answer, "results of tools")) for before in (asked, read)]
     _shown("the results of tools", [RESULT], turns[-1][1])
-    if not turns[-1][1].startswith(turns[0][1]):
+    if not all(ASKED in context for _, context, _ in turns) or not turns[-1][1].startswith(turns[0][1]):
         raise InputError(CHANGES)
     why = "no parser known here reads"
-    for spec in [*([own] if own else ()), *_specs(turns[-2:])]:
+    if own:
         try:
-            found = ToolFormat(asked, load_response_template(spec), own=spec is own)
-            found._behind(name, [(name, RESULT)])
-        except ValueError as error:
+            found = ToolFormat(asked, load_response_template(own), own=True)
+        except Exception as error:
             raise InputError(f"the tokenizer's response_template is refused: {error}.") from None
-        reads = all(_reads(found, *turn) for turn in turns)
-        if reads and not (spec is own and _is_slow(found, _call(name, dict.fromkeys(keys[name], STUCK)))):
+        if not _reads(found, turns):
+            raise InputError(f"the tokenizer's response_template does not read {WRITTEN}; correct it.")
+        if not _is_slow(found, _call(name, dict.fromkeys(keys[name], STUCK))):
             return found
-        if spec is own:
-            why = "the tokenizer's response_template takes hours for a turn that repeats itself, and nothing else reads"
-            if not reads:
-                raise InputError(f"the tokenizer's response_template does not read {WRITTEN}; correct it.")
+        why = "the tokenizer's response_template takes hours for a turn that repeats itself, and nothing else reads"
+    for spec in _specs(turns[-2:]):
+        found = ToolFormat(asked, load_response_template(spec), own=False)
+        if _reads(found, turns):
+            return found
     raise InputError(f"{why} {WRITTEN}; {CURE}.")
 
 
-def _reads(found: ToolFormat, message: Mapping[str, Any], context: str, turn: str) -> bool:
-    parsed = found.parse(found._ids(context), found._ids(found._ended(turn)[0]))
-    parsed["content"] = parsed["content"].strip()
-    anchored = found.response.start_anchor_re.search(context)
-    return bool(anchored) and all(parsed.get(key) == message.get(key) for key in ("content", "tool_calls"))
+def _reads(found: ToolFormat, turns: Sequence[tuple[Mapping[str, Any], str, str]]) -> bool:
+    """Whether turns are read as the messages that they are, and results can follow a call."""
+    for message, context, turn in turns:
+        parsed = found.parse(found._ids(context), found._ids(found._ended(turn)[0]))
+        known = bool(found.response.start_anchor_re.search(context)) and parsed["content"].strip() == message["content"]
+        if not known or parsed.get("tool_calls") != message.get("tool_calls"):
+            return False
+    return bool(found._behind("tool", [("tool", RESULT)])[1])
 
 
 def _is_slow(found: ToolFormat, stuck: Mapping[str, Any]) -> bool:
@@ -308,9 +317,8 @@ def _is_slow(found: ToolFormat, stuck: Mapping[str, Any]) -> bool:
     return time.thread_time() - began > STUCK_SECONDS
 
 
-def _specs(answers: Sequence[tuple[Any, str, str]]) -> Iterator[dict[str, Any]]:
-    """Yield a response template for each of FAMILIES; answers behind a question and results show the anchors."""
+def _specs(answers: Sequence[tuple[Any, str, str]]) -> list[dict[str, Any]]:
+    """Return a response template for each of FAMILIES; answers behind a question and results show the anchors."""
     begins = [context.rpartition(mark)[2] for (_, context, _), mark in zip(answers, (ASKED, RESULT), strict=True)]
     anchors = [anchor for begin in begins if (anchor := begin.partition("<think>")[0]).strip()]
-    for fields in FAMILIES.values() if anchors else ():
-        yield {"start_anchor": anchors, "fields": {**fields, "content": {}}}
+    return [{"start_anchor": anchors, "fields": {**each, "content": {}}} for each in FAMILIES.values() if anchors]
