@@ -199,7 +199,7 @@ class ToolFormat:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        """All special tokens; Llama's tokenizers, for one, name two of 256 in all_special_ids."""
+        """All special tokens, of which all_special_ids holds those with a role, such as the end token."""
         added = self.asked.tokenizer.added_tokens_decoder.items()
         return frozenset(self.asked.tokenizer.all_special_ids) | {token for token, word in added if word.special}
 
