@@ -148,6 +148,20 @@ def test_results_follow_a_turn_as_in_one_text_of_the_template(family, contents):
     assert ids + said.results(*[("every", content) for content in contents]) == said.ids(whole)
 
 
+def test_a_tokenizer_that_begins_texts_with_a_space_puts_none_before_results():
+    words = sorted({*HERMES, *every.__doc__, *"\u2581Apquestion0123456789wyJSON"})
+    backend = Tokenizer(
+        models.BPE({"<unk>": 0} | {word: at for at, word in enumerate(words, 1)}, [], unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens(SPECIAL)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", chat_template=HERMES)
+    found = ToolFormat.of(tokenizer, PromptFormat(chat=True), TOOLS)
+    ids = found.results({"tool_calls": [call_of("ping")]}, [("ping", "42")])
+    assert tokenizer.convert_ids_to_tokens(ids)[:2] == ["\n", "<|turn|>"]
+
+
 def test_an_end_that_a_turn_has_written_itself_is_not_written_again():
     said = Said("GLM")
     alone, behind = said.results(("ping", "42")), said.results(("ping", "42"), turn_ids=said.ids("x<|seen|>"))
@@ -280,6 +294,27 @@ def test_the_tokenizers_own_response_template_goes_first():
     found = said.parse('Look:\n@every {"whole": "7", "text": "7"}\n<|end|>')
     assert found["tool_calls"] == [call_of(whole=7, text="7")]
     assert found["content"] == "Look:"
+
+
+def test_an_end_token_that_a_response_template_leaves_is_no_content():
+    open_ended = response(AT)
+    open_ended["fields"]["content"] = {}
+    assert Said(OWN, response_template=open_ended).parse("Yes.<|end|>")["content"] == "Yes."
+
+
+def test_a_turn_that_begins_behind_results_without_a_mark_of_its_own_is_read_alone():
+    unmarked = "{% if add_generation_prompt and messages[-1].role != 'tool' %}"
+    none = "{{ '' if loop.previtem and loop.previtem.role == 'tool' else '<|turn|>' + m.role + '\n' }}"
+    hermes, own = (each.replace("{% if add_generation_prompt %}", unmarked) for each in (HERMES, OWN))
+    hermes, own = (each.replace("<|turn|>{{ m.role }}\n", none) for each in (hermes, own))
+    said = Said(hermes)
+    call = said.shown(ASK, assistant(call_of("ping")))
+    assert said.parse("42.", call + said.tokenizer.decode(said.results(("ping", "42")))) == {
+        "role": "assistant",
+        "content": "42.",
+    }
+    with pytest.raises(InputError, match="response_template does not read"):  # but the call with the answer
+        Said(own, response_template=response(AT))
 
 
 def test_a_response_template_that_takes_hours_for_repetitions_gives_way_to_our_own():
