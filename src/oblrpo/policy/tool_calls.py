@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import transformers
@@ -22,47 +22,59 @@ SINCE = (5, 15)
 STUCK, STUCK_SECONDS = "\n" * 1000, 0.1
 r"""A policy may repeat itself in an argument; patterns such as \s*.*?\s* take seconds for this, and hours for more."""
 
-FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+THOUGHT = {"reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"}}
+CALLED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
 
-def _xml(name: str, key: str, value: str) -> dict[str, Any]:
-    """Calls in <tool_call>, with arguments in tags that the schemas type; an argument that is not closed is skipped."""
+def _tags(opened: str, key: str, value: str) -> dict[str, Any]:
+    """Calls whose arguments are in tags, which the schemas type; one that is not closed is left out."""
     tag = rf"{key}(?:{value}|.*(*SKIP)(*FAIL))"
     inline = {"tag_pattern": tag, "value_parser": {"name": "text", "args": {"strip": False}}}
-    closed = {"open_pattern": rf"<tool_call>\s*{name}", "close_pattern": r"</tool_call>\s*"}
-    return {**closed, "content": "xml-inline", "content_args": inline, "transform": FUNCTION}
+    closed = {"open_pattern": opened, "close_pattern": r"</tool_call>\s*", "repeats": True}
+    return {"tool_calls": {**closed, "content": "xml-inline", "content_args": inline, "transform": CALLED}, **THOUGHT}
 
 
-CALLS: tuple[dict[str, Any], ...] = (
-    {  # Hermes, Qwen 2.5 and 3
-        "open": "<tool_call>",
-        "close_pattern": r"</tool_call>\s*",
-        "content": "json",
-        "transform": {"type": "function", "function": "{content}"},
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Hermes, Qwen 2.5, Qwen 3": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        **THOUGHT,
     },
-    _xml(  # Qwen 3.5, Nemotron 3
-        r"<function=(?P<name>[^<>\n]+)>", r"<parameter=(?P<key>[^<>\n]+)>", r"\n?(?P<value>.*?)\n?</parameter>"
+    "Qwen 3.5, Nemotron 3": _tags(
+        r"<tool_call>\s*<function=(?P<name>[^<>\n]+)>",
+        r"<parameter=(?P<key>[^<>\n]+)>",
+        r"\n?(?P<value>.*?)\n?</parameter>",
     ),
-    _xml(  # GLM 4.5
-        r"(?P<name>[^\s<]+)", r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>", r"(?P<value>.*?)</arg_value>"
+    "GLM 4.5": _tags(
+        r"<tool_call>(?P<name>[\w.-]+)",
+        r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>",
+        r"(?P<value>.*?)</arg_value>",
     ),
-    {  # Llama 3
-        "open_pattern": r'(?:<\|python_tag\|>)?\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
-        "close_pattern": r"\}\s*(?:<\|eo[tm]_id\|>\s*|\Z)",
-        "content": "json",
-        "transform": FUNCTION,
+    "Llama 3": {
+        "tool_calls": {
+            "open_pattern": r'(?:<\|python_tag\|>)?\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+            "close_pattern": r"\}\s*\Z",
+            "repeats": True,
+            "content": "json",
+            "transform": CALLED,
+        }
     },
-)
+}
 """How families whose tokenizers bring no response template write calls: fields of such a template."""
 
 WRITTEN = "calls of tools, and answers, as the model's chat template writes them"
 CHANGES = (
-    "the model's chat template shows what stands before in another way once results of tools follow; give it a "
-    "template that does not."
+    "the model's chat template shows what stands before in another way once calls or results of tools follow; give it "
+    "a template that does not."
 )
 CURE = (
     "set response_template in the model's tokenizer_config.json (TRL's add_response_schema knows one for more "
-    "families), or give the model a chat template whose calls are known here (Qwen, Nemotron 3, GLM 4.5, Llama 3)"
+    f"families), or give the model a chat template whose calls are known here ({', '.join(FAMILIES)})"
 )
 
 
@@ -74,14 +86,16 @@ class ToolFormat:
     """A question, with the schemas of the tools."""
     response: Any
     """The response template, as transformers loads it."""
+    own: bool
+    """Whether the tokenizer brings it: what the patterns of others want to see of the end token is not known."""
 
     @classmethod
     def of(cls, tokenizer: Any, prompt_format: PromptFormat, tools: Sequence[Mapping[str, Any]]) -> ToolFormat:
         """Return the format that reads back a call of each tool as the chat template writes it.
 
         `tools` are JSON schemas, as of transformers' get_json_schema. The tokenizer's own response template reads the
-        calls or, where it has none or one that takes hours for a turn that repeats itself, the first of CALLS that can.
-        InputError says what the chat template does not show, or that nothing reads its calls.
+        calls or, where it has none, or one that takes hours for a turn that repeats itself, the first of FAMILIES that
+        can. InputError says what the chat template does not show, or that nothing reads its calls.
         """
         if tuple(map(int, transformers.__version__.split(".")[:2])) < SINCE:
             raise InputError(
@@ -125,10 +139,11 @@ class ToolFormat:
         from transformers.utils.chat_parsing import parse_response
 
         before, text = map(self.asked.tokenizer.decode, (list(context_ids), list(turn_ids)))
+        end = self.asked.tokenizer.decode(self._specials(turn_ids[-1:]))
+        text = text if self.own else text.removesuffix(end)
         if not self.response.start_anchor_re.search(before):
             before = ""  # all of which would be read as the turn, calls of other turns with it
         parsed = parse_response(text, self.response, prefix=before, tools=self.asked.args["tools"])
-        end = self.asked.tokenizer.decode(self._specials(turn_ids[-1:]))
         message: dict[str, Any] = _clean({**parsed, "role": "assistant", "content": parsed.get("content") or ""})
         message["content"] = message["content"].removesuffix(end)
         for call in message.get("tool_calls", []):
@@ -182,9 +197,14 @@ class ToolFormat:
         ids: list[int] = self.asked.tokenizer(text, add_special_tokens=False, **how).input_ids
         return ids
 
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """All special tokens, of which all_special_ids holds those with a role, such as the end token."""
+        added = self.asked.tokenizer.added_tokens_decoder.items()
+        return frozenset(self.asked.tokenizer.all_special_ids) | {token for token, word in added if word.special}
+
     def _specials(self, ids: Sequence[int]) -> list[int]:
-        special = set(self.asked.tokenizer.all_special_ids)
-        return [token for token in ids if token in special]
+        return [token for token in ids if token in self._special]
 
 
 def _clean(value: Any, depth: int = 100) -> Any:
@@ -252,37 +272,40 @@ def _format(asked: Conversation, own: Any) -> ToolFormat:
     _shown("the tools", [word for name in keys for word in (name, *keys[name])], _text(asked, "tools"))
     calls = [_call(name, {key: _value(each) for key, each in keys[name].items()}) for name in keys]
     turns = [(call, *_turn(asked, call, "calls of tools")) for call in calls]
-    for name, (_, context, turn) in zip(keys, turns, strict=True):
-        _shown("calls of tools behind the question as it was before", [ASKED], context)
+    for name, (_, _, turn) in zip(keys, turns, strict=True):
         _shown("calls of tools", [name], turn)
     name, answer = tools[0]["name"], {"role": "assistant", "content": ANSWER}
     read = replace(asked, messages=[*asked.messages, calls[0], {"role": "tool", "name": name, "content": RESULT}])
     turns += [(answer, *_turn(before, answer, "results of tools")) for before in (asked, read)]
     _shown("the results of tools", [RESULT], turns[-1][1])
-    if not turns[-1][1].startswith(turns[0][1]):
+    if not all(ASKED in context for _, context, _ in turns) or not turns[-1][1].startswith(turns[0][1]):
         raise InputError(CHANGES)
     why = "no parser known here reads"
-    for spec in [*([own] if own else ()), *_specs(turns[-2:])]:
+    if own:
         try:
-            found = ToolFormat(asked, load_response_template(spec))
-            found._behind(name, [(name, RESULT)])
-        except ValueError as error:
+            found = ToolFormat(asked, load_response_template(own), own=True)
+        except Exception as error:
             raise InputError(f"the tokenizer's response_template is refused: {error}.") from None
-        reads = all(_reads(found, *turn) for turn in turns)
-        if reads and not (spec is own and _is_slow(found, _call(name, dict.fromkeys(keys[name], STUCK)))):
+        if not _reads(found, turns):
+            raise InputError(f"the tokenizer's response_template does not read {WRITTEN}; correct it.")
+        if not _is_slow(found, _call(name, dict.fromkeys(keys[name], STUCK))):
             return found
-        if spec is own:
-            why = "the tokenizer's response_template takes hours for a turn that repeats itself, and nothing else reads"
-            if not reads:
-                raise InputError(f"the tokenizer's response_template does not read {WRITTEN}; correct it.")
+        why = "the tokenizer's response_template takes hours for a turn that repeats itself, and nothing else reads"
+    for spec in _specs(turns[-2:]):
+        found = ToolFormat(asked, load_response_template(spec), own=False)
+        if _reads(found, turns):
+            return found
     raise InputError(f"{why} {WRITTEN}; {CURE}.")
 
 
-def _reads(found: ToolFormat, message: Mapping[str, Any], context: str, turn: str) -> bool:
-    parsed = found.parse(found._ids(context), found._ids(found._ended(turn)[0]))
-    parsed["content"] = parsed["content"].strip()
-    anchored = found.response.start_anchor_re.search(context)
-    return bool(anchored) and all(parsed.get(key) == message.get(key) for key in ("content", "tool_calls"))
+def _reads(found: ToolFormat, turns: Sequence[tuple[Mapping[str, Any], str, str]]) -> bool:
+    """Whether turns are read as the messages that they are, and results can follow a call."""
+    for message, context, turn in turns:
+        parsed = found.parse(found._ids(context), found._ids(found._ended(turn)[0]))
+        known = bool(found.response.start_anchor_re.search(context)) and parsed["content"].strip() == message["content"]
+        if not known or parsed.get("tool_calls") != message.get("tool_calls"):
+            return False
+    return bool(found._behind("tool", [("tool", RESULT)])[1])
 
 
 def _is_slow(found: ToolFormat, stuck: Mapping[str, Any]) -> bool:
@@ -294,13 +317,8 @@ def _is_slow(found: ToolFormat, stuck: Mapping[str, Any]) -> bool:
     return time.thread_time() - began > STUCK_SECONDS
 
 
-def _specs(answers: Sequence[tuple[Any, str, str]]) -> Iterator[dict[str, Any]]:
-    """Yield response templates with CALLS; answers behind a question and behind results show where turns begin."""
+def _specs(answers: Sequence[tuple[Any, str, str]]) -> list[dict[str, Any]]:
+    """Return a response template for each of FAMILIES; answers behind a question and results show the anchors."""
     begins = [context.rpartition(mark)[2] for (_, context, _), mark in zip(answers, (ASKED, RESULT), strict=True)]
     anchors = [anchor for begin in begins if (anchor := begin.partition("<think>")[0]).strip()]
-    end = answers[0][2].rpartition(ANSWER)[2].strip()
-    closed = {"close_pattern": rf"{re.escape(end)}\s*"} if end else {}
-    thought = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
-    for calls in CALLS if anchors else ():
-        fields = {"reasoning_content": thought, "tool_calls": {**calls, "repeats": True}, "content": closed}
-        yield {"start_anchor": anchors, "fields": fields}
+    return [{"start_anchor": anchors, "fields": {**each, "content": {}}} for each in FAMILIES.values() if anchors]
