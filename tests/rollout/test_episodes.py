@@ -13,6 +13,7 @@ from oblrpo.policy import Policy
 from oblrpo.rollout import EpisodeSampler, TransformersSampler, episodes
 from oblrpo.settings import TurnsConfig
 from oblrpo.tasks import Problem
+from oblrpo.tasks.task import Messages
 
 END, LONGEST, G = 1, 30, 4
 
@@ -247,3 +248,10 @@ def test_a_model_without_the_loop_reads_the_whole_context_again(tiny_policy, mon
     policy = policy_of(tiny_policy)
     monkeypatch.setattr("oblrpo.rollout.transformers.applies", lambda model: False)
     check(policy, sampler_of(policy).sample(PROBLEMS, G, LONGEST, 1.0))
+
+
+def test_rows_with_tools_of_their_own_are_refused(tiny_policy):
+    """They would be shown others than those that are there."""
+    prompt = Messages([{"role": "user", "content": "p"}], "rows.jsonl line 1", {"tools": [{}]})
+    with pytest.raises(InputError, match=r"rows.jsonl line 1 brings tools for the chat template"):
+        sampler_of(policy_of(tiny_policy)).sample([Problem(prompt, "")], G, LONGEST, 1.0)

@@ -105,7 +105,7 @@ class EpisodeSampler:
             contexts = [rows[index].prompt + rows[index].ids for index in ready]
             rooms = [longest - len(rows[index].ids) for index in ready]
             for index, context, turn in zip(ready, contexts, turns.draw(ready, contexts, rooms), strict=True):
-                if calls := self._took(rows[index], context, turn, longest):
+                if calls := self._took(rows[index], context, turn):
                     busy[in_thread(self._run, rows[index], calls)] = index, time.monotonic()
             ready = []
             while busy and not ready:
@@ -126,6 +126,12 @@ class EpisodeSampler:
         calls = []
         for index, row in enumerate(rows):
             problem = problems[index // G]
+            if own := getattr(problem.prompt, "template_args", {}):
+                raise InputError(
+                    f"{getattr(problem.prompt, 'where', 'a row')} brings {', '.join(own)} for the chat template, which an "
+                    "environment's run takes from chat_template_args and its own tools: leave out the columns tools and "
+                    "chat_template_kwargs."
+                )
             columns = {**({"answer": problem.answer} if problem.answer else {}), **problem.columns}
             columns["prompt"] = problem.prompt
             message = {"row": _as_json(columns, problem) if of_process else columns, "output": index % G}
@@ -142,7 +148,7 @@ class EpisodeSampler:
         for row, ids in zip(rows, self.policy.encode(prompts, room=longest), strict=True):
             row.prompt = ids
 
-    def _took(self, row: _Row, context: list[int], turn: Turn, longest: int) -> list[Any]:
+    def _took(self, row: _Row, context: list[int], turn: Turn) -> list[Any]:
         """Note the turn of a row, and return the calls that it makes; none where the episode ends with it."""
         row.ids += turn.ids
         row.own += [1] * len(turn.ids)
