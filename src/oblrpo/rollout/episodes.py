@@ -128,8 +128,8 @@ class EpisodeSampler:
             problem = problems[index // G]
             if own := getattr(problem.prompt, "template_args", {}):
                 raise InputError(
-                    f"{getattr(problem.prompt, 'where', 'a row')} brings {', '.join(own)} for the chat template, which an "
-                    "environment's run takes from chat_template_args and its own tools: leave out the columns tools and "
+                    f"{getattr(problem.prompt, 'where', 'a row')} brings {', '.join(own)} for the chat template, but a run "
+                    "with tools shows its own, by chat_template_args alone: leave out the columns tools and "
                     "chat_template_kwargs."
                 )
             columns = {**({"answer": problem.answer} if problem.answer else {}), **problem.columns}
