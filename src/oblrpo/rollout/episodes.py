@@ -127,10 +127,10 @@ class EpisodeSampler:
         for index, row in enumerate(rows):
             problem = problems[index // G]
             if own := getattr(problem.prompt, "template_args", {}):
+                where = getattr(problem.prompt, "where", "") or "a row"
                 raise InputError(
-                    f"{getattr(problem.prompt, 'where', 'a row')} brings {', '.join(own)} for the chat template, but a run "
-                    "with tools shows its own, by chat_template_args alone: leave out the columns tools and "
-                    "chat_template_kwargs."
+                    f"{where} brings {', '.join(own)} for the chat template, but a run with tools shows its own, by "
+                    "chat_template_args alone: leave out the columns tools and chat_template_kwargs."
                 )
             columns = {**({"answer": problem.answer} if problem.answer else {}), **problem.columns}
             columns["prompt"] = problem.prompt
