@@ -1,6 +1,6 @@
 # make help  these lines
 # make demo  environment + the main job (runs/demo)
-# make test  environment + lint + every test but those of vLLM, of the adapters for TRL and verl, and of the wheel
+# make test  environment + lint + every test but those of vLLM, of the adapters for TRL, verl and verifiers, and of the wheel
 # make quick  lint + the tests that take less than twenty seconds each
 # make smollm2  a real model of 135 M parameters, into models/ (93 MB to download, 540 MB on the disk)
 # make attack  random input and kills by the thousand
@@ -13,6 +13,7 @@
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-newest  an environment with the newest release of everything (6.6 GB, with CUDA) + every test of `make test`
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
+# make test-verifiers  an environment with verifiers (Python 3.11 or later) + the tests of the adapter
 # make test-vllm  an environment with vLLM (CPU) + the tests of sampling with it
 # make test-wheel  wheel and source archive, installed where nothing else is: alone, and with each extra (a network)
 PYTHON ?= python3
@@ -29,11 +30,15 @@ VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
+VERIFIERS_VENV := .venv-verifiers
+VERIFIERS_BIN := $(VERIFIERS_VENV)/bin
+VERIFIERS_STAMP := $(VERIFIERS_VENV)/.installed
+
 TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: help env demo smollm2 theory results docs gpu gpu-wheels quick test test-newest attack audit test-trl env-trl test-verl env-verl test-vllm env-vllm test-wheel notebook lint format constraints constraints-verl constraints-vllm clean
+.PHONY: help env demo smollm2 theory results docs gpu gpu-wheels quick test test-newest attack audit test-trl env-trl test-verl env-verl test-vllm env-vllm test-verifiers env-verifiers test-wheel notebook lint format constraints constraints-verl constraints-vllm clean
 
 env: $(STAMP)
 
@@ -129,6 +134,16 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 test-verl: $(VERL_STAMP)
 	$(VERL_BIN)/pytest tests/verl -o filterwarnings=ignore
 
+env-verifiers: $(VERIFIERS_STAMP)
+
+$(VERIFIERS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VERIFIERS_VENV)
+	$(VERIFIERS_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[verifiers]' pytest
+	touch $@
+
+test-verifiers: $(VERIFIERS_STAMP)
+	OMP_NUM_THREADS=1 $(VERIFIERS_BIN)/pytest tests/verifiers -o filterwarnings=ignore
+
 env-vllm: $(VLLM_STAMP)
 
 # torchvision and its kin come without a CPU build where vLLM asks for them, and an import of such a one fails; triton has
@@ -173,4 +188,4 @@ constraints-vllm: $(VLLM_STAMP)
 
 # Leaves models/, which was downloaded.
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-newest runs site .cache
+	rm -rf $(VENV) $(TRL_VENV) $(VERL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) .venv-newest runs site .cache

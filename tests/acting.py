@@ -39,13 +39,13 @@ def tokenizer():
     )  # fmt: skip
 
 
-def save_policy(folder, letters="abc", seed=0):
+def save_policy(folder, letters="abc", seed=0, head_dim=8):
     """Write a model folder; the policy draws from calls, these letters and ends, nearly evenly."""
     words = tokenizer()
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=1024, tie_word_embeddings=False,
+        num_key_value_heads=1, head_dim=head_dim, max_position_embeddings=1024, tie_word_embeddings=False,
         pad_token_id=words.pad_token_id, eos_token_id=words.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)

@@ -17,7 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_report_header():
     """Say what is not run here."""
-    missing = [name for name in ("trl", "verl", "vllm") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("trl", "verl", "vllm", "verifiers") if importlib.util.find_spec(name) is None]
     where = "tests/{0} is NOT run here, for want of {0}: `make test-{0}` runs it in .venv-{0}"
     return [where.format(name) for name in missing]
 

@@ -19,11 +19,14 @@ import torch
 from lab import pages
 from oblrpo.cli.train import _parse
 from oblrpo.commands import check_settings
+from oblrpo.environments import Environments
 from oblrpo.estimators import BASELINES, RATIOS
 from oblrpo.rollout import engine
+from oblrpo.rollout.episodes import turn_metrics
 from oblrpo.settings import AlgorithmConfig, TrainConfig, flags_in
 from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tables.metrics import ROW_OF
+from oblrpo.tasks.episode import STOPS, Episode
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 from tests.metric_rows import metric_of
 
@@ -116,11 +119,19 @@ def test_the_lab_book_lists_every_entry_under_its_date_and_the_newest_first():
 
 
 def test_the_pages_that_a_user_needs_are_read_in_an_hour():
-    """Those before "Reference": 10,200 words, code and tables counted."""
+    """Those before "Reference": 10,900 words, code and tables counted; 700 of them are the page of environments."""
     needed = (ROOT / "mkdocs.yml").read_text().partition("nav:\n")[2].partition("- Reference:")[0]
     words = {page: len((ROOT / "docs" / page).read_text().split()) for page in re.findall(r"[\w/]+\.md", needed)}
     assert {"index.md", "limitations.md"} <= set(words)
-    assert sum(words.values()) <= 10_200, words
+    assert sum(words.values()) <= 10_900, words
+
+
+def test_the_page_of_environments_has_one_and_every_way_to_end():
+    page = (ROOT / "docs" / "environments.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == ["stop", *STOPS]
+    exec(re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1], names := {})
+    made = Environments("python:Guess", objects={"python:Guess": names["Guess"]})
+    assert (made.name, made.rewards, [tool["function"]["name"] for tool in made.tools]) == ("Guess", True, ["guess"])
 
 
 def test_a_link_to_the_site_is_shown_with_a_title_and_a_picture():
@@ -156,7 +167,7 @@ def test_the_table_has_the_metrics_of_a_run_and_no_others(small_run, no_page, de
     written = {re.sub("^rewards/task/", "rewards/NAME/", key) for key in written}
     assert not {key for row in rows for key in row if not metric_of(key)}
     ours = {key for key, metric in ROW_OF.items() if metric.ours}
-    assert ours == written | {"warnings", "num_gen_batches", "cispo_clip_ratio"}
+    assert ours == written | {"warnings", "num_gen_batches", "cispo_clip_ratio"} | set(turn_metrics([Episode()]))
 
 
 def test_the_help_names_every_baseline_to_train_with_algorithm_and_ratio():

@@ -1,4 +1,9 @@
-"""The pictures of docs/idea.md, computed: `python -m lab.benchmarks.pictures` writes docs/pictures/*.svg."""
+"""The pictures of docs/idea.md, computed, and that of docs/environments.md, of an episode that is written by hand.
+
+    python -m lab.benchmarks.pictures
+
+writes docs/pictures/*.svg.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +130,43 @@ def rate() -> Figure:
     return page
 
 
-PICTURES = {"norms": norms, "baseline": baseline, "noise": noise, "rate": rate}
+SPOKEN = {
+    "prompt": ("#d9d9d9", INK, "read"),
+    "turn": (RIGHT, "white", "drawn by the policy: score, gradient, KL"),
+    "result": ("#5b7db1", "white", "results of tools: read, without a gradient"),
+}
+EPISODE = (
+    ("prompt", "<user> Game 7 : 1 to 31 <end> <assistant>"),
+    ("turn 1", "<call> guess number= 16 </call> <end>"),
+    ("result", "<tool> lower <end> <assistant>"),
+    ("turn 2", "<call> guess number= 8 </call> <end>"),
+    ("result", "<tool> found <end> <assistant>"),
+    ("turn 3", "It is 8 . <end>"),
+)
+"""Who has written what: a turn is the policy's; the words of the template are part of what is read."""
+
+
+def episode() -> Figure:
+    """The tokens of one episode, a line for each who writes them."""
+    page, (axis,) = figure(height=2.3)
+    for line, (name, words) in enumerate(EPISODE):
+        colour, ink, _ = SPOKEN[name.split()[0]]
+        axis.text(0, -line, name, color=INK, va="center")
+        across = 8.0
+        for token in words.split():
+            width = len(token) + 1.6
+            axis.barh(-line, width, 0.76, left=across, color=colour)
+            axis.text(across + width / 2, -line, token, family="monospace", fontsize=9, color=ink, ha="center",
+                      va="center")  # fmt: skip
+            across += width + 0.4
+    axis.set(xlim=(0, 72), ylim=(0.5 - len(EPISODE), 0.5))
+    axis.set_axis_off()
+    handles = [matplotlib.patches.Patch(color=colour) for colour, *_ in SPOKEN.values()]
+    page.legend(handles, [does for *_, does in SPOKEN.values()], frameon=False, loc="outside lower left", ncols=3)
+    return page
+
+
+PICTURES = {"norms": norms, "baseline": baseline, "noise": noise, "rate": rate, "episode": episode}
 
 
 def main() -> None:

@@ -189,15 +189,14 @@ def end_tree(pid: int, mark: str) -> None:
     """
     killed = True
     while killed:  # one may start another while we look
-        killed, tree = False, set()
-        for process in psutil.process_iter(["environ"]):
-            if process.pid == pid or (process.info["environ"] or {}).get(MARK) == mark:
-                with suppress(psutil.Error):  # it has ended
-                    tree |= {process, *process.children(recursive=True)}
-        for process in tree - {psutil.Process()}:
-            with suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    process.kill()
+        killed, there = False, {each.pid: each for each in psutil.process_iter(["environ", "ppid"])}
+        tree = {own for own, each in there.items() if own == pid or (each.info["environ"] or {}).get(MARK) == mark}
+        while below := {own for own, each in there.items() if each.info["ppid"] in tree} - tree:
+            tree |= below
+        for own in tree - {os.getpid()}:
+            with suppress(psutil.Error):  # it has ended
+                if there[own].status() != psutil.STATUS_ZOMBIE:
+                    there[own].kill()
                     killed = True
     with suppress(AttributeError, OSError):  # Windows has no groups; this one may have ended
         os.killpg(pid, signal.SIGKILL)

@@ -52,7 +52,8 @@ def command(tmp_path, policy):
         (tmp_path / "do.py").write_text(DO.format(action=action, bad=bad, reward=reward))
         given = {"--model": policy, "--data": save_rows(tmp_path / "rows.jsonl"), "--output": tmp_path / "run", **FLAGS}
         given |= {"--environment": f"{tmp_path / 'do.py'}:Do"} | flags
-        return ["train", *(str(part) for pair in given.items() for part in pair if part is not None)]
+        kept = {name: value for name, value in given.items() if (name, value) != ("--data", None)}
+        return ["train", *(str(part) for pair in kept.items() for part in pair if part is not None)]
 
     return made
 
@@ -83,9 +84,11 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
     said = {message["content"] for row in rows for message in row["messages"] if message["role"] == "tool"}
     assert "{'error': 'no b'}" in said
     assert "eeeeeeeeeeeeeeeeeeee... (the first 20 of 300,000 characters)" in said
-    assert "{'error': 'took longe... (the first 20 of 35 characters)" in said
+    assert any(text.startswith("{'error': 'took long... (the first 20") for text in said)
     last = metrics_of(tmp_path / "run")[-1]
-    assert 0 < last["completions/masked_ratio"] < 1 and last["tools/failure_frequency"] > 0 and last["turns/mean"] > 1
+    assert 0 < last["completions/masked_ratio"] < 1
+    assert last["tools/failure_frequency"] > 0
+    assert last["turns/mean"] > 1
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,7 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
         ({"reward": "1 / 0"}, "reward 'Do' returned ZeroDivisionError: division by zero"),
         ({"reward": "'much'"}, "reward 'Do' returned 'much'"),
         ({"action": "return [{'type': 'image', 'image': 0}]"}, "the tool 'do' returned an image"),
+        ({"--data": None, "--task": "arithmetic"}, "environment needs data"),
         ({"--no-chat": None}, "leave out --no-chat"),
         ({"--environment": "nowhere.py:Do"}, "environment file nowhere.py does not exist"),
         ({"--tools": "nowhere.py:do"}, "tool file nowhere.py does not exist"),
@@ -108,9 +112,12 @@ def test_what_cannot_work_is_said_in_a_sentence(oblrpo, command, given, words):
 
 
 def test_settings_of_tools_have_no_effect_without_any(oblrpo, command):
-    arguments = [part for part in command(**{"--max-turns": 3}) if not str(part).endswith(":Do") and part != "--environment"]
+    arguments = [
+        part for part in command(**{"--max-turns": 3}) if not str(part).endswith(":Do") and part != "--environment"
+    ]
     code, _, err = oblrpo(*arguments)
-    assert code == 2 and "there is neither an environment nor a tool" in err
+    assert code == 2
+    assert "there is neither an environment nor a tool" in err
 
 
 def test_two_runs_are_the_same_run_and_so_is_one_that_was_killed_in_a_tool(oblrpo, command, tmp_path):
@@ -120,7 +127,7 @@ def test_two_runs_are_the_same_run_and_so_is_one_that_was_killed_in_a_tool(oblrp
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "again")
     mark = tmp_path / "here"
     slow = f"""
-        if os.path.isdir({str(tmp_path / 'killed' / 'checkpoints' / 'step_1')!r}) and not os.path.exists({str(mark)!r}):
+        if os.path.isdir({str(tmp_path / "killed" / "checkpoints" / "step_1")!r}) and not os.path.exists({str(mark)!r}):
             open({str(mark)!r}, "w").write(str(os.getpid()))
             time.sleep(60)
 """
@@ -144,10 +151,12 @@ def test_an_environment_that_has_changed_is_noticed(oblrpo, command, tmp_path):
     assert oblrpo(*command(**{"--steps": 1}))[0] == 0
     command("self.said += 'a'")
     code, _, err = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 2)
-    assert code == 2 and f"environment {tmp_path / 'do.py'}:Do changed since" in err
+    assert code == 2
+    assert f"environment {tmp_path / 'do.py'}:Do changed since" in err
 
 
 def test_evaluate_says_what_it_does_not_do(oblrpo, command, tmp_path):
     assert oblrpo(*command(**{"--steps": 1}))[0] == 0
     code, _, err = oblrpo("evaluate", "--model", tmp_path / "run")
-    assert code == 2 and "oblrpo evaluate draws single answers" in err
+    assert code == 2
+    assert "oblrpo evaluate draws single answers" in err

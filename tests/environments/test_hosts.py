@@ -1,4 +1,4 @@
-"""Environments in processes of their own, and in threads: whatever a tool does, the policy reads it and others go on."""
+"""Environments in processes and in threads: whatever a tool does, the policy reads it and others go on."""
 
 import random
 import time
@@ -106,8 +106,10 @@ def call(host, name, seconds=10, **arguments):
 
 def test_tools_are_described_by_their_schemas(shops):
     assert [tool["function"]["name"] for tool in shops.tools] == ["double", "buy", "do", "wait"]
-    assert shops.tools[1]["function"]["parameters"]["properties"] == {"count": {"type": "integer", "description": "how many."}}
-    assert (shops.name, shops.rewards) == ("Shop", True)
+    assert shops.tools[1]["function"]["parameters"]["properties"] == {
+        "count": {"type": "integer", "description": "how many."}
+    }
+    assert (shops.name, shops.reward) == ("Shop", "Shop")
 
 
 def test_an_episode_of_each_host_has_a_state_of_its_own(shops):
@@ -162,11 +164,14 @@ def test_a_call_that_hangs_is_interrupted_and_its_environment_lives_on(processes
     call(host, "buy", count=1)
     begun = time.monotonic()
     found = call(host, "do", 0.5, what=what)
-    assert found["text"] == "{'error': 'took longer than 0.5 s'}" and found["failed"] and time.monotonic() - begun < 5
+    assert found["text"] == "{'error': 'took longer than 0.5 s'}"
+    assert found["failed"]
+    assert time.monotonic() - begun < 5
     assert call(host, "buy", count=1)["text"] == "1 left"
-    left = [process for process in psutil.Process(call(host, "do", what="pid") and host._pid).children()]
+    left = psutil.Process(host._pid).children()
     processes.end(host)
-    assert not psutil.wait_procs(left, 5)[1] and (what == "hang" or left)
+    assert not psutil.wait_procs(left, 5)[1]
+    assert what == "hang" or left
 
 
 @pytest.mark.parametrize(("what", "error"), [("die", WorkerDied), ("spin", (TimeoutError, WorkerDied))])
@@ -195,7 +200,10 @@ def test_what_begins_and_rewards_an_episode_may_fail(shops):
 
 def test_groups_begin_alike_and_go_on_apart(processes):
     first, second = processes.take(2)
-    texts = [start(host, seed, output)["text"] for host, seed, output in ((first, 5, 0), (second, 5, 1), (first, 6, 0), (first, 5, 0))]
+    texts = [
+        start(host, seed, output)["text"]
+        for host, seed, output in ((first, 5, 0), (second, 5, 1), (first, 6, 0), (first, 5, 0))
+    ]
     assert texts[0] == texts[1] == texts[3] != texts[2]
     processes.put_back([first, second])
 
@@ -211,11 +219,12 @@ def test_all_processes_end_with_the_run(file):
     made.close()
 
 
+RESET = "class Shop:\n    def reset(self, **row): pass\n"
 BAD = {
     "class Shop:\n    def buy(self): 'Buy.'": "has no method reset",
-    "class Shop:\n    def reset(self, **row): pass": "has no public method that the policy could call",
-    "class Shop:\n    def reset(self, **row): pass\n    def buy(self, n): 'Buy.'": "the tool 'buy' .* cannot be described .*type hint",
-    "class Shop:\n    def reset(self, **row): pass\n    def buy(self, n: int): pass": "the tool 'buy' .* cannot be described .*docstring",
+    RESET: "has no public method that the policy could call",
+    f"{RESET}    def buy(self, n): 'Buy.'": "buy. of .* cannot be described .*type hint",
+    f"{RESET}    def buy(self, n: int): pass": "buy. of .* cannot be described .*docstring",
     "class Shop:\n    def __init__(self): raise OSError('no net')": "cannot be made: OSError: no net",
     "import nothing_like_it": "cannot be imported: ModuleNotFoundError",
     "import os; os._exit(1)": "its process ended before it answered",

@@ -25,6 +25,7 @@ LEDGER = {f"variance/{name}": 2.0 + place for place, name in enumerate(BASELINES
 RARE = {
     "completions/trained_ratio": 0.5, "completions/clipped_ratio": 0.1, "completions/masked_ratio": 0.2,
     "step_kl": 0.01, "step_kl_target": 0.01, "sampling/sequence_logp_difference/mean": 0.1,
+    "turns/mean": 2.5, "tools/call_frequency": 1.5, "tools/failure_frequency": 0.1,
 }  # fmt: skip
 """What is drawn only where it is not as usual."""
 

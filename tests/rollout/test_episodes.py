@@ -13,6 +13,7 @@ from oblrpo.policy import Policy
 from oblrpo.rollout import EpisodeSampler, TransformersSampler, episodes
 from oblrpo.settings import TurnsConfig
 from oblrpo.tasks import Problem
+from oblrpo.tasks.task import Messages
 
 END, LONGEST, G = 1, 30, 4
 
@@ -51,7 +52,9 @@ class Words:
 
     def results(self, message, results, turn_ids):
         """Return tokens of the results, more or fewer."""
-        return [2 + len(text) % 5 for _, text in results] * (1 + message["tool_calls"][0]["function"]["arguments"]["n"] % 4)
+        return [2 + len(text) % 5 for _, text in results] * (
+            1 + message["tool_calls"][0]["function"]["arguments"]["n"] % 4
+        )
 
 
 def policy_of(tiny_policy, kind="qwen3"):
@@ -66,7 +69,9 @@ def policy_of(tiny_policy, kind="qwen3"):
         model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_embd=16, n_layer=2, n_head=2, eos_token_id=END))
     model.generation_config.eos_token_id = END
     policy = Policy(model.double().eval(), tiny_policy.tokenizer)
-    object.__setattr__(policy, "encode", lambda prompts, room: [[3 + len(text) % 7] * (2 + len(text) % 5) for text in prompts])
+    object.__setattr__(
+        policy, "encode", lambda prompts, room: [[3 + len(text) % 7] * (2 + len(text) % 5) for text in prompts]
+    )
     return policy
 
 
@@ -84,8 +89,11 @@ def check(policy, rollouts):
     sequences = rollouts.sequences
     own_SC = sequences.own_SC.bool()
     with torch.no_grad():
-        logits = policy.model(input_ids=sequences.ids_ST, attention_mask=sequences.mask_ST,
-                              position_ids=(sequences.mask_ST.cumsum(1) - 1).clamp(min=0)).logits
+        logits = policy.model(
+            input_ids=sequences.ids_ST,
+            attention_mask=sequences.mask_ST,
+            position_ids=(sequences.mask_ST.cumsum(1) - 1).clamp(min=0),
+        ).logits
     logps = logits[:, :-1].log_softmax(-1).gather(2, sequences.ids_ST[:, 1:, None])[..., 0][:, sequences.start - 1 :]
     exact = 1e-9 if rollouts.sampler_logps_SC.dtype == torch.float64 else 1e-5  # what `generate` reports
     torch.testing.assert_close(rollouts.sampler_logps_SC[own_SC].double(), logps[own_SC], rtol=exact, atol=exact)
@@ -156,14 +164,16 @@ def test_a_slow_tool_holds_up_nobody(tiny_policy, monkeypatch):
     check(policy, rollouts)
     slow = [row for row in range(G) if rollouts.episodes[row].turns > 1]
     after = next(place for place, rows in enumerate(drawn) if place and set(slow) & set(rows))
-    assert slow and after > 1
+    assert slow
+    assert after > 1
 
 
 def test_the_stops_of_episodes(tiny_policy):
     policy = policy_of(tiny_policy)
     rollouts = sampler_of(policy, Sums, max_turns=1).sample(PROBLEMS, G, LONGEST, 1.0)
     found = {episode.stop for episode in rollouts.episodes}
-    assert "turns" in found and found <= {"answer", "length", "turns"}
+    assert "turns" in found
+    assert found <= {"answer", "length", "turns"}
     assert all(episode.turns == 1 and not episode.calls for episode in rollouts.episodes)
     late = sampler_of(policy, Slow, episode_seconds=0.4).sample(PROBLEMS[:1], 16, 60, 1.0)
     assert "timeout" in {episode.stop for episode in late.episodes}
@@ -189,7 +199,8 @@ def test_what_hangs_in_a_thread_ends_its_own_episode(tiny_policy):
     rollouts = sampler.sample(PROBLEMS, G, LONGEST, 1.0)
     check(policy, rollouts)
     stopped = [episode for episode in rollouts.episodes if episode.stop == "error"]
-    assert stopped and len(stopped) < len(rollouts.episodes)
+    assert stopped
+    assert len(stopped) < len(rollouts.episodes)
     assert all(episode.reward is None and episode.failures for episode in stopped)
     gone = {id(episode.environment) for episode in stopped}
     assert not gone & {id(host.environment) for host in sampler.environments._free}
@@ -237,3 +248,10 @@ def test_a_model_without_the_loop_reads_the_whole_context_again(tiny_policy, mon
     policy = policy_of(tiny_policy)
     monkeypatch.setattr("oblrpo.rollout.transformers.applies", lambda model: False)
     check(policy, sampler_of(policy).sample(PROBLEMS, G, LONGEST, 1.0))
+
+
+def test_rows_with_tools_of_their_own_are_refused(tiny_policy):
+    """They would be shown others than those that are there."""
+    prompt = Messages([{"role": "user", "content": "p"}], "rows.jsonl line 1", {"tools": [{}]})
+    with pytest.raises(InputError, match=r"rows.jsonl line 1 brings tools for the chat template"):
+        sampler_of(policy_of(tiny_policy)).sample([Problem(prompt, "")], G, LONGEST, 1.0)

@@ -97,8 +97,7 @@ def test_features_sum_over_real_tokens_and_proxies_follow_their_formulas():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"length_S": torch.tensor([1.0, 0.0])}, "without a token"),
-        ({"length_S": torch.tensor([1.0, -2.0])}, "without a token"),
+        ({"length_S": torch.tensor([1.0, -2.0])}, "negative number of tokens"),
         ({"logps_S": torch.tensor([-1.0, float("nan")])}, "logps_S holds NaN"),
         ({"logit_norm2_S": torch.tensor([1.0, -1.0])}, "negative"),
         ({"entropy_S": torch.zeros(3)}, "one entry per completion"),

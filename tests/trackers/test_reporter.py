@@ -158,6 +158,18 @@ def test_values_are_numbers_under_their_own_keys_and_warnings():
     assert values_of(row) == {"reward": 0.5, "eval/accuracy": 1, "warnings": "a\n\nb"}
 
 
+def test_messages_of_an_episode_are_text_in_a_table(folder, monkeypatch):
+    tables = []
+    monkeypatch.setattr(Fake, "log", lambda self, step, values: tables.append(values["completions"]))
+    monkeypatch.setitem(SETTINGS, "log_completions", True)
+    folder.completions.mkdir()
+    folder.write_completions(1, [{"completion": "é", "turns": 1, "messages": [{"role": "assistant", "content": "é"}]}])
+    leg(folder, [1])
+    assert tables == [
+        [{"step": 1, "completion": "é", "turns": 1, "messages": '[{"role": "assistant", "content": "é"}]'}]
+    ]
+
+
 def test_names_are_checked(monkeypatch):
     monkeypatch.setattr("oblrpo.trackers.reporter.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'oblrpo\[trackio\]'"):

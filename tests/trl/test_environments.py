@@ -27,7 +27,7 @@ def said(name, further, turn, row):
         return CALL % (name, further, row) + "\n" + CALL % (name, further, 2)
     if turn == 0 and row % 4 == 2:
         return BAD % name
-    if turn == 0 and row % 4 == 3 or turn == 1 and row % 8 == 1:
+    if (turn == 0 and row % 4 == 3) or (turn == 1 and row % 8 == 1):
         return "Let me see. " + CALL % (name, further, 3)
     return "~" * row + "!"
 
@@ -111,7 +111,8 @@ def test_both_trainers_make_the_same_update_of_an_environment(tmp_path, monkeypa
     calls, failures = sum(each.calls for each in episodes), sum(each.failures for each in episodes)
     assert log["tools/call_frequency"] == pytest.approx(calls / 16)
     assert log["tools/failure_frequency"] == pytest.approx(failures / calls)
-    assert failures and calls > 12
+    assert failures
+    assert calls > 12
     assert log["completions/mean_length"] == pytest.approx(float(sequences.lengths_S.float().mean()))
     torch.testing.assert_close(samples.rewards_PG.double(), update["generation"].rewards_PG.double(), rtol=1e-6, atol=0)
 

@@ -1,5 +1,6 @@
 """Completions in which tools, environments and rollouts have written tokens: those are read, and have no score."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -136,6 +137,27 @@ def test_what_a_tool_says_is_read_and_has_no_score(tmp_path, monkeypatch, kind, 
         own_S = (batch["completion_mask"] * batch["tool_mask"]).sum(1)
         assert (own_S < batch["completion_mask"].sum(1)).tolist() == [False, True] * 4
     check_update(trainer, update)
+
+
+def test_what_tools_answer_is_no_variety_of_the_policys(tmp_path, monkeypatch):
+    """All rows say the same, and the environment something else to each."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    numbers = itertools.count()
+    monkeypatch.setattr(Sums, "reset", lambda self, **row: vars(self).update(first=next(numbers), asked=0))
+    words, turns = {"environment_factory": Sums}, []
+    trainer = ours(tmp_path, chat_policy(), length, prompts=CHATS, words=words, max_steps=1, max_completion_length=256)
+
+    def turn(prompt_ids, *_, **__):
+        turns.append(len(prompt_ids))
+        call = '<tool_call>\n{"name": "plus", "arguments": {"b": 2}}\n</tool_call>'
+        text = call if len(turns) % 2 else "!"
+        return [trainer.processing_class(f"{text}<|im_end|>")["input_ids"] for _ in prompt_ids], None
+
+    trainer._generate_single_turn = turn
+    trainer.train()
+    log, told = trainer.state.log_history[0], {str(each) for each in trainer._logs["completion"]}
+    assert len(told) == 16
+    assert (log["completions/distinct_ratio"], log["completions/same_ratio"]) == (1 / 16, 1)
 
 
 def test_an_environment_that_owns_the_data_makes_whole_updates(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf, open_dict
+from torch.nn.functional import pad
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
@@ -149,6 +150,7 @@ WRONG = {
     "algorithm.rollout_correction.rollout_rs": "token_k1",
     "actor_rollout_ref.rollout.top_p": 0.9,
     "actor_rollout_ref.rollout.top_k": 50,
+    "actor_rollout_ref.rollout.full_determinism": True,
     "actor_rollout_ref.rollout.temperature": 0.0,
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2,
     "actor_rollout_ref.model.use_fused_kernels": True,
@@ -228,6 +230,7 @@ def test_advantages_are_those_of_our_own_functions(name, baseline):
     ours, theirs, metrics = estimators.Prior(), StepBaseline(baseline), {}
     for seed in (0, 1):
         rewards, mask, uids = batch(seed)
+        rewards, mask = pad(rewards, (1, 0)), pad(mask, (0, 1))  # given for the token after the policy's own, a tool's
         made, score_SN, *_ = products(EXACT, 3, seed)
         first = theirs.begin()
         with taken_from(partial(made.advantages, baseline=first, metrics=metrics)):

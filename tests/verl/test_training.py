@@ -67,12 +67,10 @@ def killed_and_resumed(model_folder, tmp_path_factory):
 
     cut = copy_of(model_folder, tmp_path_factory, "cut")
     dump = cut / "first.pt"
-    modules = f"{launch.MODULES},tests.verl.support.dump"
-    env = launch.environment(cut) | {"OBLRPO_TEST_DUMP": str(dump), "VERL_USE_EXTERNAL_MODULES": modules}
     with (cut / "log").open("w") as log:
         process = subprocess.Popen(
             launch.command(launch.overrides(cut, 2, 6) | changes),
-            cwd=cut, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            cwd=cut, env=launch.environment(cut, dump), stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         end = time.time() + 1800
         while process.poll() is None and time.time() < end and 4 not in launch.metrics(cut):

@@ -110,7 +110,7 @@ WRONG = {
 def test_an_engine_that_samples_from_another_distribution_is_refused(monkeypatch, dtype):
     policy = policy_of("qwen3-untied")
     sampler = VLLMSampler(policy, VLLM(max_model_len=64, dtype=dtype))
-    draw = sampler._draw
+    draw = sampler._tokens
 
     def refused(name, value, of=vllm):
         with monkeypatch.context() as patch:
@@ -128,8 +128,7 @@ def test_an_engine_that_samples_from_another_distribution_is_refused(monkeypatch
         refused("checkpoint_weights", weights)
         sampler.sync(policy)
     for temperature in (0.5, 2.0) if dtype == "bfloat16" else (0.98, 1.02):
-        another = {"temperature": temperature}
-        refused("_draw", lambda *given, more=another, **settings: draw(*given, **settings | more), sampler)
+        refused("_tokens", lambda *given, other=temperature: draw(*given[:4], other, 1.0), sampler)
     sampler.sync(policy)
 
 

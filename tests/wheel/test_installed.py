@@ -36,6 +36,7 @@ NEEDED = {
     "reasoning-gym": f"{TRAIN} --task reasoning_gym/chain_sum",
     "optimizers": f"{TRAIN} --optimizer Prodigy --schedule off",
     "trl": "python -c 'from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer'",
+    "verifiers": "python -c 'from oblrpo.adapters.verifiers import from_taskset'",
 }
 """The smallest thing that each extra serves, which names the extra where it is not there."""
 

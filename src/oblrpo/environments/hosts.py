@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from oblrpo.environments.instance import GRACE, Instance, description
 from oblrpo.errors import InputError
+from oblrpo.objects import plain_name
 from oblrpo.rewards.user import digest_and_gaps
 from oblrpo.workers import START, Worker, WorkerDied, end_tree, exchange, in_thread
 
@@ -90,10 +91,14 @@ class Environments:
             self.digests_and_gaps = {name: (digest, ()) for name, digest in about["digests"].items()}
         self.name: str = about["kind"] if environment else ""
         """The name of the environment's class, which its reward goes by."""
-        self.rewards: bool = about["rewards"]
-        """Whether the environment gives a reward."""
+        self.reward: str = about["kind"] if about["rewards"] else ""
+        """The name that its reward goes by, the same; "" where it gives none."""
         self.tools: list[dict[str, Any]] = about["tools"]
         """The JSON schemas of all tools."""
+        self.about = (
+            f"{', '.join(tool['function']['name'] for tool in self.tools)} ({', '.join(map(plain_name, names))})"
+        )
+        """The names of all tools, and of what has them."""
 
     def take(self, count: int) -> list[Host]:
         """Return so many environments, which are to be given back with `put_back`."""

@@ -77,8 +77,8 @@ class Sequences:
 
     @property
     def tokens(self) -> int:
-        """The number of real tokens in all rows."""
-        return int(self.mask_ST.sum())
+        """The number of tokens of prompts and of the policy's own in all rows, as TRL counts them."""
+        return int(self.mask_ST[:, : self.start].sum() + self.own_ST.sum())
 
     def by_token(self, blocks: Iterable[Tensor], values: Iterable[Tensor]) -> Tensor:
         """What blocks of rows say of their tokens, (S, C): 0 where none is the policy's own, NaN in other rows."""

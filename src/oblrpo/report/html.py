@@ -7,6 +7,9 @@ from unicodedata import category
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from oblrpo.report.episodes import lines_of
+from oblrpo.tasks.episode import STOPS
+
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Control characters, marks that turn the direction of what follows or show nothing, halves of surrogate pairs."""
 _MEANT = "\u200c\u200d"  # unseen characters that texts need beside lines: what joins letters and emoji
@@ -32,6 +35,7 @@ TEMPLATES = Environment(
 )
 """The templates of pages; `page.html` is the shell of all of them."""
 TEMPLATES.globals |= {"FOLDED_FROM": 240, "SHOWN_AT_ENDS": 2000}  # characters; a longer text is folded, and then cut
+TEMPLATES.globals |= {"lines_of": lines_of, "STOPS": STOPS}
 
 
 def render(name: str, **values: Any) -> str:

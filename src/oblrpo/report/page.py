@@ -76,8 +76,8 @@ def _group(rows: Rows) -> dict[str, Any]:
     return {
         "prompt": rows[0]["prompt"],
         "answer": str(rows[0].get("answer", "")),
-        "narrow": max(len(row["completion"]) for row in shown) <= NARROW,
-        "rows": [(parts.folded(row["completion"]), *_figures(row)) for row in shown],
+        "narrow": all(len(row["completion"]) <= NARROW and "messages" not in row for row in shown),
+        "rows": [(parts.said(row), *_figures(row)) for row in shown],
         "more": len(rows) - COMPLETIONS,
     }
 

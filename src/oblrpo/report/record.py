@@ -8,6 +8,7 @@ from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
+from oblrpo.report.episodes import in_a_line, is_episode
 from oblrpo.runs import HELD_OUT, Metrics, RunFolder
 from oblrpo.runs.logs import newest_state
 from oblrpo.settings import IDENTITY, TrainConfig, flatten, read_yaml_file
@@ -61,21 +62,27 @@ class RunRecord:
 
 
 def completions_in(folder: RunFolder, step: int, of: str, *further: str) -> list[dict[str, Any]]:
-    """Return the completions of a step that `RunFolder.read_completions` reads, each with what it must have."""
+    """Return the completions of a step that `RunFolder.read_completions` reads, each with what it must have.
+
+    The `completion` of an episode is its turns in a line.
+    """
     rows, texts = folder.read_completions(step, of), ("prompt", "completion")
     for number, row in enumerate(rows, start=1):
         missing = {"reward", *further} - row.keys() | {key for key in texts if not isinstance(row.get(key), str)}
+        missing |= set() if is_episode(row.get("messages", [])) else {"messages"}
         if missing:
             file = folder.completions / f"{of}step_{step}.jsonl"
             raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
+        if "messages" in row:
+            row["completion"] = in_a_line(row)
     return rows
 
 
 def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int = 8) -> list[dict[str, Any]]:
     """The first held-out prompts, with what the policy said to each when it was first measured, and when it was last.
 
-    Each is {prompt, answer, before, after}, and before and after are {completion, reward}, the first completion of the
-    prompt; empty where the run keeps no completions of two measurements.
+    Each is {prompt, answer, before, after}, and before and after are the first completion of the prompt with its reward
+    and, of an episode, its messages; empty where the run keeps no completions of two measurements.
     """
     if len(measured) < 2:
         return []
@@ -84,7 +91,7 @@ def before_and_after(folder: RunFolder, measured: Sequence[Metrics], most: int =
     return [
         {"prompt": prompt, "answer": before[prompt].get("answer", "")}
         | {
-            when: {key: each[prompt][key] for key in ("completion", "reward")}
+            when: {key: value for key, value in each[prompt].items() if key not in ("prompt", "answer")}
             for when, each in (("before", before), ("after", after))
         }
         for prompt in dict.fromkeys(row["prompt"] for row in rows[0] if row["prompt"] in after)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ from oblrpo.tasks.task import Messages
 from oblrpo.workers import WorkerDied, in_thread
 
 TOGETHER = 2.0
-"""Seconds in which rows wait for each other's tools. What takes longer joins a later turn, and holds up nobody."""
+"""Seconds that others wait for a row's tools. What takes longer joins a later turn, and holds up nobody any more."""
 
 
 @dataclass
@@ -99,23 +99,23 @@ class EpisodeSampler:
         G = len(rows) // len(problems)
         self._reset(problems, rows, longest)
         turns = self.sampler.turns(temperature)
-        busy: dict[Future[Any], int] = {}  # the tools at work, by row
+        busy: dict[Future[Any], tuple[int, float]] = {}  # the tools at work: of which row, and since when
         ready = list(range(len(rows)))
         while ready:
             contexts = [rows[index].prompt + rows[index].ids for index in ready]
             rooms = [longest - len(rows[index].ids) for index in ready]
             for index, context, turn in zip(ready, contexts, turns.draw(ready, contexts, rooms), strict=True):
-                if calls := self._took(rows[index], context, turn, longest):
-                    busy[in_thread(self._run, rows[index], calls)] = index
+                if calls := self._took(rows[index], context, turn):
+                    busy[in_thread(self._run, rows[index], calls)] = index, time.monotonic()
             ready = []
             while busy and not ready:
-                for call in sorted(_finished(busy), key=busy.__getitem__):
-                    if self._read(rows[index := busy.pop(call)], call.result(), longest):
+                for done in sorted(_finished(busy), key=busy.__getitem__):
+                    index, _ = busy.pop(done)
+                    if self._read(rows[index], done.result(), longest):
                         ready.append(index)
-        if self.environments.rewards:
-            asked = [in_thread(self._reward, row) for row in rows]
-            for call in asked:
-                call.result()
+        if self.environments.reward:
+            for asked in [in_thread(self._reward, row) for row in rows]:
+                asked.result()
         return self._rollouts(rows, G)
 
     def _reset(self, problems: Sequence[Problem], rows: list[_Row], longest: int) -> None:
@@ -126,6 +126,12 @@ class EpisodeSampler:
         calls = []
         for index, row in enumerate(rows):
             problem = problems[index // G]
+            if own := getattr(problem.prompt, "template_args", {}):
+                where = getattr(problem.prompt, "where", "") or "a row"
+                raise InputError(
+                    f"{where} brings {', '.join(own)} for the chat template, but a run with tools shows its own, by "
+                    "chat_template_args alone: leave out the columns tools and chat_template_kwargs."
+                )
             columns = {**({"answer": problem.answer} if problem.answer else {}), **problem.columns}
             columns["prompt"] = problem.prompt
             message = {"row": _as_json(columns, problem) if of_process else columns, "output": index % G}
@@ -142,7 +148,7 @@ class EpisodeSampler:
         for row, ids in zip(rows, self.policy.encode(prompts, room=longest), strict=True):
             row.prompt = ids
 
-    def _took(self, row: _Row, context: list[int], turn: Turn, longest: int) -> list[Any]:
+    def _took(self, row: _Row, context: list[int], turn: Turn) -> list[Any]:
         """Note the turn of a row, and return the calls that it makes; none where the episode ends with it."""
         row.ids += turn.ids
         row.own += [1] * len(turn.ids)
@@ -237,9 +243,13 @@ class EpisodeSampler:
         )
 
 
-def _finished(busy: Collection[Future[Any]]) -> Collection[Future[Any]]:
-    """Wait for all, for no longer than `TOGETHER`, or else for the first; return those that are done."""
-    return wait(busy, TOGETHER).done or wait(busy, return_when=FIRST_COMPLETED).done
+def _finished(busy: Mapping[Future[Any], tuple[int, float]]) -> list[Future[Any]]:
+    """Wait for calls, `TOGETHER` for each since it began, or else for the first; return those that are done."""
+    now = time.monotonic()
+    young = {call: begun for call, (_, begun) in busy.items() if begun + TOGETHER > now}
+    if young:
+        wait(young, max(young.values()) + TOGETHER - now)
+    return [call for call in busy if call.done()] or [*wait(busy, return_when=FIRST_COMPLETED).done]
 
 
 def _with_observation(prompt: Prompt, text: str) -> Prompt:

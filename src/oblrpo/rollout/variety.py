@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def variety(texts: Sequence[str], count_V: Tensor, answers: Sequence[Hashable]) -> dict[str, float]:
+def variety(texts: Sequence[Hashable], count_V: Tensor, answers: Sequence[Hashable]) -> dict[str, float]:
     """The metrics of how much the completions of a step differ.
 
     With n_ta completions with text t to prompts whose right answer is a: of the pairs of completions to prompts with
@@ -19,7 +19,7 @@ def variety(texts: Sequence[str], count_V: Tensor, answers: Sequence[Hashable]) 
     completions are not.
 
     Args:
-        texts: the completions, n of them.
+        texts: what the policy has said in each of n completions, as text or tokens.
         count_V: how often each token is in them (`token_counts`).
         answers: the right answer to each completion's prompt, or what stands for it (`answers_of`).
     """

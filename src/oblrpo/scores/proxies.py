@@ -70,8 +70,10 @@ def logit_norm2(logits_STV: Tensor, ids_ST: Tensor, temperature: float = 1.0) ->
 class Features:
     """What is known of S completions without a backward; each (S,), summed over the completion's own tokens.
 
+    A completion without a token of its own has the score 0, and the weight 0 by every proxy.
+
     Raises:
-        ValueError: not vectors of one length, NaN or infinity, a completion without a token, a negative norm.
+        ValueError: not vectors of one length, NaN or infinity, a negative length or norm.
     """
 
     length_S: Tensor
@@ -90,8 +92,8 @@ class Features:
         for name, values in vars(self).items():
             if not values.isfinite().all():
                 raise ValueError(f"{name} holds NaN or infinity.")
-        if (self.length_S < 1).any():
-            raise ValueError("length_S holds a completion without a token; it has no score: leave it out.")
+        if (self.length_S < 0).any():
+            raise ValueError("length_S holds a negative number of tokens.")
         if (self.logit_norm2_S < 0).any():
             raise ValueError("logit_norm2_S holds a negative squared norm.")
 
@@ -219,7 +221,7 @@ class CalibratedProxy:
         return dict(zip(self.FEATURES, self._beta().tolist(), strict=True))
 
     def predict(self, features: Features) -> Tensor:
-        """Weights (S,), positive and finite, in float32 or wider, on the features' device."""
+        """Weights (S,), finite and positive where there is a token, in float32 or wider, on the features' device."""
         beta, level = self._beta(), 0.0
         if self.observed:  # the mean of y - beta' x, in nats
             x_K, y, count = self._totals[:-2], self._totals[-2], self._totals[-1]
@@ -227,7 +229,8 @@ class CalibratedProxy:
         log_weight_S = _regressors(features) @ beta + level
         bounded_S = log_weight_S.clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
         like = features.logps_S
-        return bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
+        weight_S = bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
+        return weight_S.where(features.length_S > 0, 0)  # in place of NaN
 
     def observe(self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
         """Take in a batch's exact norms; return the `agreement` of the weights as they were predicted before it.

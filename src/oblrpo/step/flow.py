@@ -182,7 +182,7 @@ class Gradient:
     halves: tuple[int, int]
     """How many prompts each half has."""
     advantages_PG: Tensor
-    """The advantages A = F - b; 0 where an output does not count."""
+    """The advantages A = F - b; 0 where an output does not count, or has no token of its own."""
     token_logps_SC: Tensor
     """The log-probability of every token, in nats; 0 where none is the policy's own."""
     weighed: Weighed

@@ -219,9 +219,11 @@ class Learner:
             DivergedError: a log-probability or the gradient is NaN or infinite.
         """
         policy, temperature, sequences = self.policy, self.rollout.temperature, batch.sequences
-        # Advantages: A = F - b. An output of advantage 0, up to what float32 leaves of it, adds nothing.
+        # Advantages: A = F - b. An output of advantage 0, up to what float32 leaves of it, adds nothing, and neither
+        # does one without a token of its own, whose score is 0.
         advantages_PG = estimators.advantages(batch.rewards_PG, baseline_PG, batch.valid_PG)
         nothing_PG = advantages_PG.abs() <= ROUNDING * batch.rewards_PG.abs().max()
+        nothing_PG |= (sequences.lengths_S == 0).view_as(nothing_PG)
         advantages_PG = torch.where(nothing_PG, 0, advantages_PG)
         scale_PG = batch.weight_PG / batch.divisor_PG / (batch.count_P.clamp(min=1)[:, None] * batch.prompts)
         advantages_S, coef_S = advantages_PG.flatten(), (-scale_PG * advantages_PG).flatten()

@@ -67,7 +67,8 @@ METRICS = (
            "name, with its path or options if two have the same name", "reward", trl=TRL),
     Metric("frac_reward_zero_std", "share of prompts with two rewards or more whose completions all earned the same; "
            "`null` with one completion a prompt", trl=TRL, others="zero_std_ratio frac_zero_std"),
-    Metric("completions/mean_length", "tokens, the end token included", "tokens", trl=TRL, verl="response_length/mean",
+    Metric("completions/mean_length", "the policy's own tokens, the end token included", "tokens", trl=TRL,
+           verl="response_length/mean",
            others="response_length completion_length mean_length mean_completion_length response_lengths response_len "
            "generate/avg_num_tokens mean_generation_length mean_gen_tokens_per_sample seq_len seq_length "
            "val/sequence_lengths token/response_length mean_response_length avg_response_length completion_len gen_len "
@@ -200,7 +201,7 @@ METRICS = (
            verl="critic/baseline/mean"),
     Metric("baseline/spread", "standard deviation over prompts of the prompt's mean baseline", "reward", trl=ADDED,
            verl="critic/baseline/spread", others="critic/baseline/spread"),
-    Metric("num_tokens", "prompt and completion tokens trained on so far", "tokens", trl=TRL),
+    Metric("num_tokens", "prompt and own completion tokens trained on so far", "tokens", trl=TRL),
     Metric("step_time", "sampling, gradient, update, and evaluation where there was one; not the checkpoint", "s",
            trl=TRL),
     Metric("time/sampling time/rewards time/training time/looks time/evaluation time/files time/warm_start",
@@ -277,6 +278,16 @@ CHARTS = (
     Chart("Completions", "Truncated completions", "completions/clipped_ratio", "share of completions", averaged=True,
           blank=0, note="Cut off at max_completion_length and scored as they are. Raise it if the share grows.",
           advice="If the share grows: raise the limit, or reward brevity."),
+    Chart("Completions", "Turns of an episode", "turns/mean", "turns", averaged=True,
+          note=f"{DOTS_AND_LINE}. At 1, no tool is called.",
+          advice="If it approaches `max_turns`, episodes are cut off: see how they end in the samples."),
+    Chart("Completions", "Calls of tools", "tools/call_frequency", "calls an episode", averaged=True,
+          note=f"{DOTS_AND_LINE}. Calls of tools that fail count, too.",
+          advice="If it falls to 0, answers without a tool are paid as well, or the policy cannot write calls: see "
+          "[what it needs](environments.md)."),
+    Chart("Completions", "Calls that fail", "tools/failure_frequency", "share of calls", averaged=True, blank=0,
+          note="Calls of which the policy has read an error: no such tool, wrong arguments, an exception, too slow.",
+          advice="Read the errors in the samples: an unclear description of an argument shows here."),
     Chart("Samples", "Samples", kind="samples",
           note="Training prompts of the last step, those first whose completions differ in reward, and what each "
           "completion taught.",

@@ -4,6 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 Message = dict[str, Any]
+STOPS = {
+    "answer": "a turn without a call",
+    "turns": "max_turns is reached, and the last calls are not made",
+    "length": "max_completion_length is reached, or the results do not fit",
+    "timeout": "its tools have taken longer than episode_seconds, and the last results are not read",
+    "error": "the environment is gone",
+}
+"""Why episodes end."""
 
 
 class Episode(list[Message]):
@@ -14,8 +22,7 @@ class Episode(list[Message]):
         self.text = ""
         """All of it as text, without special tokens."""
         self.stop = ""
-        """Why it ended: `answer` (a turn without a call), `turns`, `length`, `timeout`, or `error` (its environment is
-        gone)."""
+        """Why it ended, one of `STOPS`."""
         self.turns = 0
         """The policy's turns."""
         self.calls = 0

@@ -197,7 +197,7 @@ class Reporter:
             return
         values = values_of(row)
         if self._settings.get("log_completions") and (rows := self._folder.read_completions(step)):
-            values["completions"] = [{"step": step} | each for each in rows]  # under TRL's name
+            values["completions"] = [{"step": step} | in_cells(each) for each in rows]  # under TRL's name
         if fault := _answer(self._open[name].log, step, values)[1]:
             self._warn(f"{name} failed at step {step} and is disabled for this run ({fault}); --resume tries again.")
             if fault == HANGS:
@@ -229,6 +229,13 @@ class Reporter:
 
     def _write_note(self) -> None:
         write_atomically(self._folder.path / NOTE, json.dumps(self._note, indent=1) + "\n")
+
+
+def in_cells(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for a table, whose columns have one type each: the messages of an episode as JSON text."""
+    return {
+        key: json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value for key, value in row.items()
+    }
 
 
 def values_of(row: Metrics) -> Values:

@@ -63,6 +63,8 @@ def check(config: TrainConfig) -> None:
     made = None
     if not rows and ":" not in task.task and not task.task.startswith(REASONING_GYM):  # which load what is not ours
         made = make_task(task.task, config.run.seed, **task.task_args)
+    if made and config.turns.environment:
+        raise InputError(f"environment needs data, whose rows begin its episodes; the task {task.task!r} has none.")
     names = {text: split_weight(text)[0] for text in task.rewards}
     given = {".", ":"} if not config.turns.environment else set[str]()  # whose reward goes by its class's name
     ours = [t for t, n in names.items() if is_built_in(n) or (given and not (given & set(n) or isfile(f"{n}.py")))]

@@ -134,8 +134,7 @@ def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -
     checkpoint = folder.newest_whole()[0] if step is None else folder.checkpoint(step)
     if checkpoint is None:
         raise InputError(f"{folder.path} has no checkpoint yet; try again once one is saved (save_steps).")
-    own = environments.name if environments and environments.rewards else ""
-    given = config.task
+    given, own = config.task, environments.reward if environments else ""
     rewards = Rewards(task, given.rewards, given.on_reward_error, given.reward_seconds, environment=own)
     try:
         policy, state = load_checkpoint(checkpoint, config), load_state(checkpoint)

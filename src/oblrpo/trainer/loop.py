@@ -24,7 +24,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, kappa
 from oblrpo.evaluation.sampled import heldout_accuracy
 from oblrpo.memory import give_back
-from oblrpo.objects import Objects, plain_name
+from oblrpo.objects import Objects
 from oblrpo.policy.checks import check_scores
 from oblrpo.policy.saving import check_saved
 from oblrpo.report.console import Progress
@@ -144,12 +144,13 @@ def part_metrics(earned: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def text_metrics(problems: Sequence[Problem], step: StepResult, ends: Sequence[int]) -> dict[str, float]:
-    """How much the completions of a step differ; `ends` are the tokens that end one."""
+    """How much what the policy has said differs in a step, words of tools aside; `ends` are the tokens that end one."""
     rollouts, G = step.samples.rollouts, step.samples.rewards_PG.shape[1]
     parts = ([getattr(each, name) for each in problems] for name in ("answer", "columns", "text"))
     answers = [answer for answer in answers_of(*parts) for _ in range(G)]
     count_V = token_counts(rollouts.sequences.completion_SC, rollouts.sequences.own_SC, ends, max(ends) + 1)
-    return variety(rollouts.completions, count_V, answers)
+    said = [tuple(token for token in row if token not in ends) for row in rollouts.ids()]
+    return variety(said, count_V, answers)
 
 
 def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:
@@ -266,18 +267,15 @@ class Trainer:
         config = self.folder.adjusted(config) if resume else config
         free = adjustable(config) if accept_changed or not resume else ()
         check(config)
-        self.config, self.objects = config, objects or Objects()
+        self.objects = objects or Objects()
         self.objects.check(config.policy.model)
         config, self.environments = environments_of(config, self.objects)
-        self.config = config
-        self.algorithm = resolve(config.algorithm, config.optim)
+        self.config, self.algorithm = config, resolve(config.algorithm, config.optim)
         self.task = task_of(config, self.objects)
         shown = read_rows(config, self.objects)
         given = config.task
-        self.rewards = Rewards(
-            self.task, given.rewards, given.on_reward_error, given.reward_seconds, self.objects.functions,
-            environment=self.environments.name if self.environments and self.environments.rewards else "",
-        )  # fmt: skip
+        functions, own = self.objects.functions, self.environments.reward if self.environments else ""
+        self.rewards = Rewards(self.task, given.rewards, given.on_reward_error, given.reward_seconds, functions, own)
         self.resume, self.notes = resume, list[str]()  # notes about a resumed run
         sources = sources_of(config, self.task, shown, self.rewards, self.environments)
         self.identity = self._identity(sources, accept_changed)
@@ -288,8 +286,8 @@ class Trainer:
         self.tokens = 0
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
-        self.policy, self.resaved = policy_of(config, self.objects, checkpoint), checkpoint is not None
-        self.policy = with_tools(self.policy, self.environments)
+        self.policy = with_tools(policy_of(config, self.objects, checkpoint), self.environments)
+        self.resaved = checkpoint is not None
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
@@ -302,8 +300,7 @@ class Trainer:
         set_threads(config.run.threads, self.policy)
         self.config, self.peak = fit(self.policy, config, self.longest_prompt, free)
         sampler = sampler_of(self.policy, self.config, self.environments)
-        rows = getattr(self.task, "rows", None)
-        self.learner = make_learner(self.policy, self.rewards, self.config, sampler, rows)
+        self.learner = make_learner(self.policy, self.rewards, self.config, sampler, getattr(self.task, "rows", None))
         self.prompts = Prompts(self.task, config)
         if checkpoint:
             state = load_state(checkpoint)
@@ -365,6 +362,8 @@ class Trainer:
                 raise
             finally:
                 self._note_rewards()
+                if self.environments:
+                    self.environments.close()
 
     def _note_rewards(self) -> None:
         """Note what has become of rewards that carry values: this program may resume with the same objects."""
@@ -412,8 +411,6 @@ class Trainer:
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, *self._step(self.done + 1), progress)
         self.rewards.close()
-        if self.environments:
-            self.environments.close()
         if self.done < self.config.run.steps:
             self._save()
             raise KeyboardInterrupt(f"stopped after step {self.done}; {how_to_resume(self.config)}.")
@@ -440,11 +437,8 @@ class Trainer:
         engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
-        of_tools = ""
-        if self.environments:
-            tools = ", ".join(tool["function"]["name"] for tool in self.environments.tools)
-            where = ", ".join(map(plain_name, config.turns.names))
-            of_tools = f"tools      {tools} ({where}), at most {config.turns.max_turns} turns\n"
+        tools, turns = self.environments, config.turns.max_turns
+        of_tools = f"tools      {tools.about}, at most {turns} turns\n" if tools else ""
         return (
             f"policy     {config.policy.model or 'built from scratch'}: {total:,} parameters, {trained:,} trained, "
             f"{precision} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"

@@ -62,8 +62,8 @@ def environments_of(config: TrainConfig, objects: Objects | None = None) -> tupl
     objects = objects or Objects()
     objects.check(environment=turns.names)
     environments = Environments(turns.environment, turns.tools, turns.max_tool_response_length, objects.environments)
-    own, named = environments.name, [split_weight(name)[0] for name in task.rewards]
-    if environments.rewards and own not in named:
+    own, named = environments.reward, [split_weight(name)[0] for name in task.rewards]
+    if own and own not in named:
         config = replace(config, task=replace(task, rewards=(*task.rewards, own)))
     return replace(config, policy=replace(config.policy, chat=True)), environments
 

@@ -3,6 +3,12 @@
 import torch
 from verl.utils import tensordict_utils as tu
 
+TOOLS = slice(1, 3), slice(-2, None), slice(0, 1), slice(0, 0), slice(None)
+"""Where the words of tools stand in long answers: inside, at the end, at the beginning, nowhere, everywhere."""
+
+EMPTY = 9
+"""A row of which no word is the policy's own, though it may be short."""
+
 
 def nested(rows):
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -22,8 +28,8 @@ def make_rows(prompts, outputs, padding, vocabulary, seed, longest=6):
         for _ in range(outputs - (padding > 0 and prompt == 0)):
             answer = ids(1, longest + 1)
             mask = torch.ones_like(answer)
-            if len(answer) > 3:
-                mask[1] = 0  # a tool's token, say
+            if len(rows) == EMPTY or len(answer) > 3:
+                mask[TOOLS[len(rows) % len(TOOLS)]] = 0
             rows.append({"uid": f"{prompt:032x}", "prompts": question, "responses": answer, "response_mask": mask})
     for _ in range(padding):
         filler = {"prompts": torch.ones(3, dtype=torch.long), "responses": torch.ones(1, dtype=torch.long)}

@@ -21,7 +21,7 @@ from verl.workers.utils.losses import ppo_loss
 from oblrpo import estimators
 from oblrpo.adapters.shared import key_of, measured
 from oblrpo.adapters.verl.engine import OBLREngine
-from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
+from oblrpo.adapters.verl.prompt_rows import place_on_ranks
 from oblrpo.adapters.verl.scoring import FEATURES
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.adapters.verl.trainer import BatchScores
@@ -126,7 +126,7 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
         abs((row_logps(row, each) - features_of(truth, row)[2]).item()) for row, each in zip(rows, entropy, strict=True)
     )
 
-    groups = PromptRows([row["uid"] for row in rows])
+    groups = products.groups
     rewards_PG = groups.take(torch.rand(len(rows), generator=torch.Generator().manual_seed(3)).double())
     baseline_PG = estimators.baseline("oblr", rewards_PG, norm2_PG=products.norm2_PG, valid_PG=groups.valid_PG)
     advantage_S = groups.put(torch.where(groups.valid_PG, rewards_PG - baseline_PG, 0))

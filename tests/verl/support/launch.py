@@ -65,13 +65,16 @@ def overrides(folder: Path, ranks: int, steps: int) -> dict[str, object]:
     }
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, dump: Path | None = None) -> dict[str, str]:
+    """The environment of a run on a CPU, which leaves its first batch in the file `dump`."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
+    modules = f"{MODULES},tests.verl.support.dump" if dump else MODULES
     return os.environ | {
         "HOME": str(home),
         "PYTHONPATH": f"{ROOT}:{ROOT}/src",
-        "VERL_USE_EXTERNAL_MODULES": MODULES,
+        "VERL_USE_EXTERNAL_MODULES": modules,
+        "OBLRPO_TEST_DUMP": str(dump),
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # verl's engines are registered for cuda and npu only
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
@@ -90,14 +93,16 @@ def command(settings: dict[str, object]) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]
 
 
-def run(folder: Path, ranks: int = 1, steps: int = 3, timeout: float = 1800, **changes: object) -> tuple[int, str]:
+def run(
+    folder: Path, ranks: int = 1, steps: int = 3, timeout: float = 1800, dump: Path | None = None, **changes: object
+) -> tuple[int, str]:
     """Exit code, and what was printed (also in FOLDER/log); keys of `changes` are dotted names."""
     settings = overrides(folder, ranks, steps) | changes
     with (folder / "log").open("w") as log:
         done = subprocess.run(
             command(settings),
             cwd=folder,
-            env=environment(folder),
+            env=environment(folder, dump),
             stdout=log,
             stderr=subprocess.STDOUT,
             timeout=timeout,

@@ -21,7 +21,8 @@ class TransformersServer:
     def __init__(self, path, config):
         torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self.longest, self.seed = config.response_length, config.seed
+        self.room, self.longest = config.response_length, config.prompt_length + config.response_length
+        self.seed = config.seed
         self.global_steps, self.asked = 0, Counter()
         self.waiting = []
         self.task = None
@@ -52,15 +53,19 @@ class TransformersServer:
         config = self.model.config
         pad, eos = config.pad_token_id or 0, config.eos_token_id  # Qwen3 names no pad token
         rows, logps = [list(ids) for ids, *_ in batch], [[] for _ in batch]
-        for _ in range(self.longest):
+        ends = [len(ids) + max(1, min(self.room, self.longest - len(ids))) for ids in rows]  # as verl's server of vLLM
+        while growing := [
+            index
+            for index, (row, (prompt, *_)) in enumerate(zip(rows, batch, strict=True))
+            if len(row) == len(prompt) or (row[-1] != eos and len(row) < ends[index])
+        ]:
             width = max(map(len, rows))
             ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
             positions = (mask.cumsum(1) - 1).clamp(min=0)
             logits = self.model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -1].double()
-            for index, (prompt, temperature, draw, _) in enumerate(batch):
-                if len(rows[index]) > len(prompt) and rows[index][-1] == eos:
-                    continue
+            for index in growing:
+                _, temperature, draw, _ = batch[index]
                 logp_V = (logits[index] / (temperature or 1)).log_softmax(-1)
                 if temperature:
                     token = int((logp_V.exp().cumsum(0) < draw.random()).sum().clamp(max=len(logp_V) - 1))

@@ -162,15 +162,15 @@ class Advantages:
             UnsupportedModelError: as `ScoreTape` says.
         """
         gather, G, past = self.accelerator.gather, self.args.num_generations, self.baseline
-        sequences, empty_S = trainable(sequences_of(inputs))
+        sequences = sequences_of(inputs)
         P = sequences.count // G
         mine = slice(P * self.accelerator.process_index, P * (self.accelerator.process_index + 1))
-        facts_S3 = torch.stack([sequences.lengths_S, empty_S.long(), sequences.mask_ST.sum(1)], 1)
-        lengths_PG, empty_PG, tokens_PG = gather(facts_S3).view(-1, G, 3).double().unbind(2)
+        facts_S2 = torch.stack([sequences.lengths_S, sequences.mask_ST.sum(1)], 1)
+        lengths_PG, tokens_PG = gather(facts_S2).view(-1, G, 2).double().unbind(2)
         rewards_PG = rewards_S.view(-1, G)
-        valid_PG = ~rewards_PG.isnan() & (empty_PG == 0)
+        valid_PG = ~rewards_PG.isnan() & (lengths_PG > 0)  # TRL takes all tokens from truncated ones that it masks
         valid_PG = valid_PG & (valid_PG.sum(1, keepdim=True) >= BASELINES[past.name].smallest_group)
-        mean_length = float(lengths_PG[valid_PG if valid_PG.any() else lengths_PG > 0].mean())
+        mean_length = float(lengths_PG[valid_PG | ~valid_PG.any()].mean())
         metrics = {"completions/masked_ratio": 1 - float(valid_PG.double().mean())}
         none_PG = torch.full_like(rewards_PG, math.nan)
         if not estimators.differ(rewards_PG, valid_PG):
@@ -214,7 +214,9 @@ class Advantages:
     def _scale_of(self, lengths_PG: Tensor) -> Tensor:
         """What the loss multiplies an output's A grad log pi by, beside what all have in common."""
         constant = self.args.max_completion_length if self.args.loss_type == "dr_grpo" else 1
-        return 1 / (lengths_PG if self.args.loss_type in BY_TOKEN else torch.full_like(lengths_PG, constant))
+        return 1 / (
+            lengths_PG.clamp(min=1) if self.args.loss_type in BY_TOKEN else torch.full_like(lengths_PG, constant)
+        )
 
     def _look(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """The look of this step, if there is one: all processes' prompts, and the inner products of their scores."""
@@ -273,15 +275,3 @@ class Advantages:
         self.generations = int(state.pop("generations"))
         self.looks.load_state_dict(state.pop("looks"))
         self.baseline.load_state_dict(with_tensors(state))
-
-
-def trainable(sequences: Sequences) -> tuple[Sequences, Tensor]:
-    """The rows, each with a token of its own, and which of them, (S,), had none and got its first.
-
-    TRL takes all tokens from completions that it masks because they were truncated.
-    """
-    empty_S = sequences.lengths_S == 0
-    first_T = torch.arange(sequences.ids_ST.shape[1], device=empty_S.device) == sequences.start
-    add_ST = (empty_S[:, None] & first_T).to(sequences.own_ST)
-    mask_ST, own_ST = (each + add_ST.clamp(max=1 - each) for each in (sequences.mask_ST, sequences.own_ST))
-    return Sequences(sequences.ids_ST, mask_ST, own_ST, sequences.start), empty_S

@@ -189,16 +189,17 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """How much the completions of all processes differ."""
         answers = gather_object(["" if (known := row.get("answer")) is None else str(known) for row in inputs])
         columns = gather_object([{key: value for key, value in row.items() if key != "prompt"} for row in inputs])
-        texts, prompts = (list(map(str, self._logs[key]))[-len(answers) :] for key in ("completion", "prompt"))
+        said, prompts = ([*self._logs[key]][-len(answers) :] for key in ("completion", "prompt"))
+        # Without what tools have said, which tells nothing of the policy.
+        parts = ([part for part in each if part.get("role") != "tool"] if type(each) is list else each for each in said)
         policy = self._advantages.policy
         count_V = token_counts(output["completion_ids"], own_SC(output), policy.end_tokens, policy.vocabulary)
         count_V = self.accelerator.gather(count_V[None]).sum(0)
-        return variety(texts, count_V, answers_of(answers, columns, prompts))
+        return variety([*map(str, parts)], count_V, answers_of(answers, columns, map(str, prompts)))
 
     def _features(self, output: dict[str, Any]) -> Features | None:
         """What the draws tell of completions: all figures, or log-probabilities; None where nothing was kept."""
-        mask_SC, reported_SC = own_SC(output).clone(), output.get("sampling_per_token_logps")
-        mask_SC[mask_SC.sum(1) == 0, 0] = 1  # of completions that are left out
+        mask_SC, reported_SC = own_SC(output), output.get("sampling_per_token_logps")
         if reported_SC is not None and reported_SC.shape == mask_SC.shape:
             return Features.of_logps(reported_SC.nan_to_num().clamp(max=0), mask_SC)
         if len(self._drawn) != 1 or self.tools or len(self._drawn[0].logp_S) != len(mask_SC):

@@ -24,7 +24,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from oblrpo import estimators
 from oblrpo.adapters import shared
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
-from oblrpo.adapters.verl.settings import MODEL, Settings, read_settings
+from oblrpo.adapters.verl.settings import MODEL, Settings, check_tools, read_settings
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.policy.checks import MIXES, MIXES_SHORT, check_lengths, noise, two_rows
@@ -334,4 +334,6 @@ class OBLRWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         super().init_model()
         if self.actor is not None:
             settings = read_settings(OmegaConf.to_container(self.config.oblrpo))
-            self.actor.engine.configure(settings, self.config.rollout.max_model_len or 0)
+            rollout, policy = self.config.rollout, Policy(self.actor.engine.module, None)
+            check_tools(rollout, policy.model.config.model_type, rollout.max_model_len or policy.longest)
+            self.actor.engine.configure(settings, rollout.max_model_len or 0)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from omegaconf import OmegaConf
 
 from oblrpo.adapters.shared import Rule, check
+from oblrpo.errors import InputError
 from oblrpo.settings.annotations import Range, check_ranges
 from oblrpo.settings.typed import of_mapping
 from oblrpo.tables.algorithms import refusal
@@ -95,6 +96,7 @@ RULES = (
     Rule("algorithm.rollout_correction.rollout_rs", UNSET, "it drops tokens by what was sampled"),
     Rule(f"{ROLLOUT}.top_p", (1,), "completions are then not samples of the policy"),
     Rule(f"{ROLLOUT}.top_k", (-1, 0), "completions are then not samples of the policy"),
+    Rule(f"{ROLLOUT}.full_determinism", OFF, "a prompt's completions, and their turns, would share random numbers"),
     Rule(f"{ROLLOUT}.temperature", lambda value: value > 0, "greedy completions have no score",
          f"{ROLLOUT}.temperature=1.0"),
     Rule(f"{ACTOR}.ulysses_sequence_parallel_size", (1,), "a sequence's score would be spread over ranks"),
@@ -112,6 +114,24 @@ RULES = (
          "its loss is scaled, and so are the gradients that are measured",
          f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16"),
 )  # fmt: skip
+
+REPLACED_ENDS = {"glm4_moe", "glm4v", "glm4v_moe", "glm_moe_dsa"}
+"""The types of models whose end of a turn, `<|observation|>`, verl replaces by the tool's before it masks tokens."""
+
+
+def check_tools(rollout: Any, model_type: str, longest: int) -> None:
+    """Refuse tools where verl miscounts the policy's tokens, or would leave out episodes that fill `longest` tokens."""
+    given = [key for key in ("tool_config_path", "function_tool_path") if rollout.multi_turn[key]]
+    if not given:
+        return
+    tools = f"oblr_po does not work with {ROLLOUT}.multi_turn.{given[0]}={rollout.multi_turn[given[0]]} and"
+    if model_type in REPLACED_ENDS:
+        why = "verl takes the token that ends the policy's turn for the tool's"
+        raise InputError(f"{tools} a {model_type} model: {why}; set it to null, or use another model.")
+    if longest < (needed := rollout.prompt_length + rollout.response_length):
+        context = f"{ROLLOUT}.max_model_len={longest}: an episode that fills it fails, and verl leaves it out"
+        sizes = f"data.max_prompt_length + data.max_response_length={needed}"
+        raise InputError(f"{tools} {context}; set it to at least {sizes}, or lower those.")
 
 
 def check_config(config: Any, settings: Settings) -> None:
