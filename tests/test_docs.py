@@ -131,7 +131,7 @@ def test_the_page_of_environments_has_one_and_every_way_to_end():
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == ["stop", *STOPS]
     exec(re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1], names := {})
     made = Environments("python:Guess", objects={"python:Guess": names["Guess"]})
-    assert (made.name, made.rewards, [tool["function"]["name"] for tool in made.tools]) == ("Guess", True, ["guess"])
+    assert (made.name, made.reward, [tool["function"]["name"] for tool in made.tools]) == ("Guess", "Guess", ["guess"])
 
 
 def test_a_link_to_the_site_is_shown_with_a_title_and_a_picture():
