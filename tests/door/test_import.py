@@ -120,7 +120,15 @@ def test_the_keywords_are_those_of_the_config():
     assert Path(keywords.__file__).read_text() == written()
     fields = [each for each in ast.walk(ast.parse(written())) if isinstance(each, ast.AnnAssign)]
     flat = set(flatten(TrainConfig())) | {*vars(SamplingConfig()), *vars(RewardsConfig())}
-    assert {each.target.id for each in fields} == flat - {"recipe", "model", "data", "eval_data", "sft_data"}
+    assert {each.target.id for each in fields} == flat - {
+        "recipe",
+        "model",
+        "data",
+        "eval_data",
+        "sft_data",
+        "environment",
+        "tools",
+    }
 
 
 def test_help_shows_every_setting_with_its_default():

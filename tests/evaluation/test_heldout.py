@@ -23,7 +23,7 @@ from oblrpo.tasks import Problem
     ],
 )
 def test_masked_completions_are_left_out(tiny_policy, valid, value, stderr):
-    sampler = SimpleNamespace(sample=lambda *_: SimpleNamespace(completions=["1", "9", "0", "5"], ids=None))
+    sampler = SimpleNamespace(sample=lambda *_: SimpleNamespace(said=["1", "9", "0", "5"], ids=None))
     problems = [Problem("a", "1"), Problem("b", "")]
     config = RolloutConfig(prompts_per_step=2, num_generations=2)
     before = torch.random.get_rng_state()
@@ -44,7 +44,7 @@ def test_as_many_completions_are_drawn_at_once_as_in_training(tiny_policy, sampl
 
     def sample(prompts, count, *_):
         drawn.append(len(prompts))
-        return SimpleNamespace(completions=["1"] * len(prompts) * samples, ids=None)
+        return SimpleNamespace(said=["1"] * len(prompts) * samples, ids=None)
 
     def rewards(part, *_):
         return [[0.5] * samples] * len(part), [[True] * samples] * len(part)
@@ -58,7 +58,7 @@ def test_completions_are_graded_as_answers_to_other_prompts(tiny_policy):
     """Two of the prompts have one answer, and each is graded as the next prompt with another one."""
     texts = ["1", "2", "1", "1", "2", "9"]
     problems = [Problem("a", "1"), Problem("b", "1"), Problem("c", "2")]
-    sampler = SimpleNamespace(sample=lambda p, *_: SimpleNamespace(completions=texts[: 2 * len(p)], ids=None))
+    sampler = SimpleNamespace(sample=lambda p, *_: SimpleNamespace(said=texts[: 2 * len(p)], ids=None))
 
     def right(part, found, *_):
         graded = [[float(found[2 * p + g] == each.answer) for g in range(2)] for p, each in enumerate(part)]

@@ -41,7 +41,7 @@ def test_rewards_of_a_step_with_a_gap_and_a_lone_reward():
     lengths_S, clipped_S = torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([True, False, False, False, False, True])
     features = SimpleNamespace(entropy_S=torch.full((6,), 1.4))
     sequences = SimpleNamespace(lengths_S=lengths_S)
-    rollouts = SimpleNamespace(sequences=sequences, clipped_S=clipped_S, features=features)
+    rollouts = SimpleNamespace(sequences=sequences, clipped_S=clipped_S, features=features, episodes=None)
     step = StepResult(Samples(rollouts, rewards_PG, valid_PG), [], kl_PG=torch.full((3, 2), 0.7))
     found = step_metrics(3, step, 21)
     expected = {

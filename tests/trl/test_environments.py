@@ -80,7 +80,8 @@ def test_both_trainers_make_the_same_update_of_an_environment(tmp_path, monkeypa
     )
     own = with_tools(own, environments)
     problems = [Problem(chat, "") for chat in chats]
-    rewards = Rewards(None, ["python:length"], functions={"python:length": length}, environment=environments.name)
+    names = ["python:length", *filter(None, [environments.reward])]
+    rewards = Rewards(None, names, functions={"python:length": length}, environment=environments.reward)
     learner = make_learner(own, rewards, config, sampler_of(own, config, environments))
     drawn = []
 

@@ -241,13 +241,12 @@ def heldout_accuracy(
     """Return avg@k of the policy, sampled as in training, and its completions; torch's random state is put back.
 
     A completion is {prompt, answer, completion, reward}, those of a prompt side by side; a masked one has no reward.
-    With `swap` they are graded once more, as if each answered another prompt, one with another answer (`answers_of`),
-    unless an environment rewards them, which has seen one prompt alone.
+    With `swap` they are graded once more, as if each answered another prompt, one with another answer (`answers_of`).
     The last value is what they lose by that, a mean over prompts; None where all prompts have one answer.
     """
     rows, losses_P = list[dict[str, Any]](), list[float]()
     known = ([each.answer for each in problems], [each.columns for each in problems], [each.text for each in problems])
-    others_P = _others(answers_of(*known)) if swap and not rewards.of_environment else []
+    others_P = _others(answers_of(*known)) if swap else []
 
     def drawn() -> Iterator[tuple[list[Problem], Sequence[str | Episode], Ids]]:
         at_once = max(1, rollout.prompts_per_step * rollout.num_generations // samples)

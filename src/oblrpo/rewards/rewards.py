@@ -47,7 +47,7 @@ class Rewards:
 
         A weight other than 1 follows after `@`. Without names they are the task's default rewards. The name `task`
         means the task's own verifier. `functions` holds callables of the user's program by name. `environment` is the
-        class whose `get_reward` counts, too, with weight 1 unless it is named, as in TRL.
+        class whose `get_reward` is the reward of its name.
         """
         further: dict[str, Callable[..., Any]] = {}
         if isinstance(task, Verifier):
@@ -59,11 +59,7 @@ class Rewards:
         if environment:
             further[environment] = lambda episodes, **_: [episode.reward for episode in episodes]
         further |= {name: PythonReward(function) for name, function in (functions or {}).items()}
-        self.names = list(names if task is None or environment else names or task.default_rewards)
-        if environment and environment not in [split_weight(name)[0] for name in self.names]:
-            self.names.append(environment)
-        self.of_environment = bool(environment)
-        """Whether an environment rewards its episodes."""
+        self.names = list(names if task is None else names or task.default_rewards)
         self.task: Any = task
         self._on_error = on_error
         self._rewards: dict[str, tuple[Any, float]] = {}

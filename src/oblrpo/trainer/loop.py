@@ -529,7 +529,7 @@ class Trainer:
                     sampler.sync(self.policy)
                 accuracy, rows, loss = heldout_accuracy(
                     self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, sampler,
-                    swap=swap,
+                    swap=swap and not (self.environments and self.environments.reward),  # it has seen one prompt alone
                 )  # fmt: skip
             if other:
                 sampler.sync(self.policy)
