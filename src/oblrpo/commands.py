@@ -104,10 +104,10 @@ def check_evaluation(
             )
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
-    if run and run.turns.names and not (data or benchmark):
+    if run and run.turns.names and not (benchmark or (data and "rewards" in given)):
         raise InputError(
             f"the run acts in {', '.join(run.turns.names)}, and oblrpo evaluate draws single answers: its held-out "
-            "accuracy over episodes is eval/accuracy of its metrics, measured again by --resume with more steps."
+            "accuracy over episodes is eval/accuracy of its metrics. To grade single answers, give data and rewards."
         )
     check_files(data)
     of_rows = ["where", "prompt_column", "answer_column"]

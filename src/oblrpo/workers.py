@@ -128,7 +128,7 @@ def exchange(channel: socket.socket, request: bytes, seconds: float) -> Any:
         TimeoutError: there was none after `seconds`.
         WorkerDied: the other side has ended, or sends no JSON.
     """
-    channel.settimeout(seconds)
+    channel.settimeout(min(seconds, LONGEST))
     try:
         channel.sendall(request)
         with channel.makefile("rb") as replies:
@@ -160,7 +160,8 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     """
     install_streams()  # before anything is opened: its parent's standard error may be closed, or nobody may read it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
-    channel = socket.socket(fileno=os.dup(0))
+    global _channel
+    _channel = channel = socket.socket(fileno=os.dup(0))
     os.dup2(2, 1)  # what a library prints
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # neither it nor a process that it starts may wait for a request
     if memory is not None:
@@ -180,6 +181,15 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
             signal.alarm(0)
             channel.sendall(json.dumps(reply).encode() + b"\n")
     end_tree(own, os.environ.get(MARK, ""))
+
+
+_channel: socket.socket | None = None  # of a process that serves
+
+
+def leave_channel() -> None:
+    """Let a fork of a process that serves close the channel, whose end would else not be noticed."""
+    if _channel is not None:
+        _channel.close()
 
 
 def end_tree(pid: int, mark: str) -> None:

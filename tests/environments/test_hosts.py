@@ -2,6 +2,7 @@
 
 import random
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -38,6 +39,7 @@ class Shop:
             seconds: how long.
         """
         await asyncio.sleep(seconds)
+        self.stock -= 100 * (seconds > 0)
         return "waited"
     def do(self, what: str) -> object:
         """Do something.
@@ -60,6 +62,8 @@ class Shop:
         if what == "surrogate": return "a\\ud800b"
         if what == "start": subprocess.Popen(["sleep", "61"]); time.sleep(60)
         if what == "pid": return os.getpid()
+        if what == "fork" and os.fork() == 0: raise ValueError("of the child")
+        if what == "fork": time.sleep(0.3)
         if what == "image": return [{"type": "image", "image": 0}]
     def get_reward(self):
         if self.stock < 0: raise ValueError("debt")
@@ -118,7 +122,7 @@ def test_an_episode_of_each_host_has_a_state_of_its_own(shops):
     assert [text[:7] for text in texts] == ["3 left.", "5 left.", "7 left."]
     assert [call(host, "buy", count=2)["text"] for host in hosts] == ["1 left", "3 left", "5 left"]
     assert call(hosts[0], "double", n=4) == {"text": "8"}
-    assert call(hosts[1], "wait", seconds=1, **{}) is not None
+    assert hosts[1].ask({"call": "wait", "arguments": {"seconds": 0}}, 10) == {"text": "waited"}
     assert [host.ask({"value": True}, 10) for host in hosts] == [{"value": 1.0}, {"value": 3.0}, {"value": 5.0}]
     start(hosts[0], stock=9)
     assert call(hosts[0], "buy", count=2)["text"] == "7 left"
@@ -168,7 +172,7 @@ def test_a_call_that_hangs_is_interrupted_and_its_environment_lives_on(processes
     assert found["failed"]
     assert time.monotonic() - begun < 5
     assert call(host, "buy", count=1)["text"] == "1 left"
-    left = psutil.Process(host._pid).children()
+    left = psutil.Process(host.process.pid).children()
     processes.end(host)
     assert not psutil.wait_procs(left, 5)[1]
     assert what == "hang" or left
@@ -180,7 +184,7 @@ def test_what_cannot_be_interrupted_harms_its_own_episode_alone(processes, what,
     start(host), start(other)
     with pytest.raises(error):
         call(host, "do", 0.5, what=what)
-    pid = host._pid
+    pid = host.process.pid
     processes.end(host)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert call(other, "buy", count=1)["text"] == "2 left"
@@ -212,7 +216,7 @@ def test_all_processes_end_with_the_run(file):
     made = Environments(f"{file}:Shop", (), LONGEST)
     hosts = made.take(3)
     [start(host) for host in hosts]
-    pids = [host._pid for host in hosts]
+    pids = [host.process.pid for host in hosts]
     made.close()
     assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
     assert start(made.take(1)[0])["text"].startswith("3 left")
@@ -242,3 +246,64 @@ def test_what_is_no_environment_is_refused_in_a_sentence(tmp_path, source):
 def test_python_and_paths_do_not_mix(file):
     with pytest.raises(InputError, match="cannot be mixed"):
         Environments(f"{file}:Shop", ["python:f"], 50, {"python:f": random.random})
+
+
+def test_what_was_late_does_not_go_on_in_the_next_episode(processes):
+    """A coroutine that was interrupted is pending."""
+    [host] = processes.take(1)
+    start(host)
+    message = {"call": "wait", "arguments": {"seconds": 0.6}}
+    assert "took longer" in host.ask(message, 0.2)["text"]
+    start(host, stock=5)
+    assert host.ask({"call": "wait", "arguments": {"seconds": 0}}, 10) == {"text": "waited"}
+    time.sleep(0.6)
+    assert host.ask({"call": "wait", "arguments": {"seconds": 0}}, 10) == {"text": "waited"}
+    assert call(host, "buy", count=1)["text"] == "4 left"
+    processes.put_back([host])
+
+
+def test_a_fork_of_a_tool_does_not_answer_for_its_environment(processes):
+    [host] = processes.take(1)
+    start(host)
+    assert call(host, "do", what="fork")["text"] == "None"
+    assert call(host, "buy", count=1)["text"] == "2 left"
+    processes.put_back([host])
+
+
+def test_limits_beyond_all_clocks_are_long(processes):
+    [host] = processes.take(1)
+    start(host)
+    assert host.ask({"call": "buy", "arguments": {"count": 1}}, 1e30)["text"] == "2 left"
+    processes.put_back([host])
+
+
+class Unmade:
+    """Cannot be made."""
+
+    def __init__(self):
+        raise OSError("no net")
+
+
+def test_what_cannot_be_made_says_why(tmp_path):
+    with pytest.raises(InputError, match=r"environment 'Unmade from Python' cannot be made: OSError: no net"):
+        Environments("python:Unmade", objects={"python:Unmade": Unmade})
+    with pytest.raises(InputError, match="a tool is a partial without a name"):
+        Environments("", ["python:f"], objects={"python:f": partial(print, 1)})
+    mark = tmp_path / "made"
+    source = f"{RESET}    def buy(self): 'Buy.'\n    def __init__(self):\n        import os\n"
+    source += f"        if os.path.exists({str(mark)!r}): raise OSError('no net')\n"
+    (tmp_path / "late.py").write_text(source)
+    made = Environments(f"{tmp_path / 'late.py'}:Shop")
+    mark.write_text("")
+    with pytest.raises(InputError, match=r"environment '.*late.py:Shop' cannot be made: OSError: no net"):
+        made.take(1)
+    made.close()
+
+
+def test_a_folder_for_sockets_may_have_too_long_a_name(file, tmp_path, monkeypatch):
+    (long := tmp_path / ("d" * 120)).mkdir()
+    made = Environments(f"{file}:Shop")
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(InputError, match="do not start: AF_UNIX path too long; set TMPDIR to a shorter path"):
+        made.take(1)
+    made.close()

@@ -70,7 +70,7 @@ def policy_of(tiny_policy, kind="qwen3"):
     model.generation_config.eos_token_id = END
     policy = Policy(model.double().eval(), tiny_policy.tokenizer)
     object.__setattr__(
-        policy, "encode", lambda prompts, room: [[3 + len(text) % 7] * (2 + len(text) % 5) for text in prompts]
+        policy, "tokens", lambda prompts: [[3 + len(text) % 7] * (2 + len(text) % 5) for text in prompts]
     )
     return policy
 
@@ -255,3 +255,35 @@ def test_rows_with_tools_of_their_own_are_refused(tiny_policy):
     prompt = Messages([{"role": "user", "content": "p"}], "rows.jsonl line 1", {"tools": [{}]})
     with pytest.raises(InputError, match=r"rows.jsonl line 1 brings tools for the chat template"):
         sampler_of(policy_of(tiny_policy)).sample([Problem(prompt, "")], G, LONGEST, 1.0)
+
+
+class Wordy(Sums):
+    """Says too much."""
+
+    def reset(self, **row):
+        """Begin."""
+        super().reset(**row)
+        return "x" * 300
+
+
+def test_what_reset_says_may_be_too_long(tiny_policy):
+    policy = policy_of(tiny_policy)
+    object.__setattr__(policy, "tokens", lambda prompts: [[3] * len(text) for text in prompts])
+    with pytest.raises(InputError, match=r"with what reset says \('x+'\) a prompt has 301 tokens, and 30 more .* 256"):
+        sampler_of(policy, Wordy).sample(PROBLEMS[:1], G, LONGEST, 1.0)
+
+
+def test_calls_count_where_an_episode_runs_out_of_time(tiny_policy):
+    rollouts = sampler_of(policy_of(tiny_policy), Slow, episode_seconds=0.1).sample(PROBLEMS[:1], 16, 60, 1.0)
+    late = [episode for episode in rollouts.episodes if episode.stop == "timeout"]
+    assert late
+    assert all(episode.calls for episode in late)
+
+
+def test_nothing_is_kept_of_rows_that_have_ended(tiny_policy):
+    sampler = sampler_of(policy_of(tiny_policy))
+    made = []
+    turns = sampler.sampler.turns
+    sampler.sampler.turns = lambda temperature: made.append(turns(temperature)) or made[-1]
+    sampler.sample(PROBLEMS, G, LONGEST, 1.0)
+    assert made[0]._kept == {}

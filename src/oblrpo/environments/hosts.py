@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import TimeoutError as Late
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+import psutil
+
 from oblrpo.environments.instance import GRACE, Instance, description
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, shown
 from oblrpo.objects import plain_name
 from oblrpo.rewards.user import digest_and_gaps
-from oblrpo.workers import START, Worker, WorkerDied, end_tree, exchange, in_thread
+from oblrpo.workers import LONGEST, START, Worker, WorkerDied, end_tree, exchange, in_thread
 
 
 class Host(Protocol):
     """One environment, which answers what `Instance.answer` answers."""
 
+    instance: Any
+    """What answers where it lives in this process, else None."""
     environment: Any
-    """The environment itself where it lives in this process, else None."""
+    """The environment itself, likewise."""
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer to a message.
@@ -79,8 +84,9 @@ class Environments:
         self._make: Callable[[int], list[Host]]
         if of_program:
             factory, functions = given.get(environment), [given[name] for name in tools]
-            about = description(Instance(factory, functions), environment or ", ".join(tools))
-            self._make = lambda count: [_Local(Instance(factory, functions, longest)) for _ in range(count)]
+            self._make = partial(self._in_threads, factory, functions, plain_name(environment))
+            self.put_back(self.take(1))
+            about = description(self._hosts[0].instance, environment or ", ".join(tools))
             self.digests_and_gaps = {name: digest_and_gaps(given[name]) for name in names}
         else:
             if not hasattr(os, "fork"):
@@ -125,6 +131,17 @@ class Environments:
             host.leave()
         self._hosts = self._free = []
 
+    def _in_threads(
+        self, factory: Callable[[], Any] | None, functions: Sequence[Callable[..., Any]], name: str, count: int
+    ) -> list[Host]:
+        try:
+            return [_Local(Instance(factory, functions, self._named["longest"])) for _ in range(count)]
+        except InputError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            what = f"{type(error).__name__}: {shown(str, error)}"
+            raise InputError(f"environment '{name}' cannot be made: {what}.") from error
+
     def _described(self) -> dict[str, Any]:
         """The description of what is named, from a process that ends with it: making it loads transformers."""
         worker, what = Worker("oblrpo.environments.worker:main", talkative=True), "environment or tools"
@@ -140,18 +157,20 @@ class Environments:
         return about
 
     def _forked(self, count: int) -> list[Host]:
+        names = ", ".join(filter(None, [self._named["environment"], *self._named["tools"]]))
         hosts: list[Host] = []
         with TemporaryDirectory(prefix="oblrpo-") as folder, socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address := str(Path(folder, "episodes")))
-            listener.listen(count)
-            listener.settimeout(START)
             try:
+                listener.bind(address := str(Path(folder, "episodes")))
+                listener.listen(count)
+                listener.settimeout(START)
                 reply = self._template.ask({**self._named, "address": address, "count": count}, START)
                 if refused := reply.get("refused"):
                     raise InputError(refused)
-                hosts += [_Process(listener.accept()[0]) for _ in range(count)]
+                hosts += [_Process(listener.accept()[0], names) for _ in range(count)]
             except (TimeoutError, WorkerDied, OSError) as error:
-                raise InputError(f"the processes of {self.name} do not start: {error}.") from None
+                why = f"{error}; set TMPDIR to a shorter path" if "path too long" in str(error) else str(error)
+                raise InputError(f"the processes of {names} do not start: {why}.") from None
         return hosts
 
 
@@ -160,33 +179,39 @@ class _Process:
 
     environment = None
 
-    def __init__(self, channel: socket.socket) -> None:
+    instance = None
+
+    def __init__(self, channel: socket.socket, names: str) -> None:
         self._channel = channel
-        self._pid: int = exchange(channel, b"", START)
+        if isinstance(pid := exchange(channel, b"", START), str):
+            channel.close()
+            raise InputError(f"environment '{names}' cannot be made: {pid}.")
+        self.process = psutil.Process(pid)
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         request = json.dumps([message, seconds]).encode() + b"\n"
-        reply: dict[str, Any] = exchange(self._channel, request, seconds + GRACE)
+        reply: dict[str, Any] = exchange(self._channel, request, min(seconds, LONGEST) + GRACE)
         return reply
 
     def leave(self) -> None:
         self._channel.close()
 
     def end(self) -> None:
+        if self.process.is_running():  # and no other has its number now
+            end_tree(self.process.pid, "")  # before the channel closes, at which it would leave what it has started
         self.leave()
-        end_tree(self._pid, "")
 
 
 class _Local:
     """An environment in this process; every call has a thread of its own."""
 
     def __init__(self, instance: Instance) -> None:
-        self._instance, self.environment = instance, instance.environment
+        self.instance, self.environment = instance, instance.environment
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         try:
-            return in_thread(self._instance.answer, message, seconds).result(seconds)
-        except Late:  # of Python 3.10, where it is no TimeoutError
+            return in_thread(self.instance.answer, message, seconds).result(min(seconds, LONGEST))
+        except concurrent.futures.TimeoutError:  # of Python 3.10, where it is no TimeoutError
             raise TimeoutError(f"no answer after {seconds:g} s") from None
 
     def leave(self) -> None:

@@ -6,12 +6,13 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from oblrpo.errors import InputError, shown
 from oblrpo.rewards.user import plain_reward
+from oblrpo.workers import LONGEST
 
 GRACE = 2  # seconds in which a call that was interrupted may end; then its process is killed
 OWN = ("reset", "get_reward")
@@ -50,16 +51,16 @@ class Instance:
         `failed` says what went wrong: of a call it stands beside the text of the error, which the policy reads.
         """
         try:
-            with _alarm(seconds) if self.interrupts else _no_limit():
+            with _alarm(seconds) if self.interrupts else nullcontext():
                 if "call" in message:
                     tool = self.tools.get(name := message["call"], partial(_not_found, name))
                     result = self._awaited(tool(**message["arguments"]))
                     return {"text": self._text(result)} if not has_images(result) else {"images": True}
                 if "value" in message:
                     return {"value": plain_reward(self._awaited(self.environment.get_reward()))}
-                _seed(message["seed"])
+                self._seed(message["seed"])
                 observed = self._awaited(self.environment.reset(**message["row"])) if self.environment else None
-                _seed(message["seed"] + message["output"])
+                self._seed(message["seed"] + message["output"])
                 if not (observed is None or isinstance(observed, str)):
                     return {"failed": f"returned a {type(observed).__name__}; it may return text, or None"}
                 return {"text": _printable(observed or "")}
@@ -73,10 +74,22 @@ class Instance:
 
     def _awaited(self, result: Any) -> Any:
         """What a method returned, or what its coroutine returns; all run in one event loop, which clients belong to."""
-        if inspect.iscoroutine(result):
-            self._loop = self._loop or asyncio.new_event_loop()
+        if not inspect.iscoroutine(result):
+            return result
+        self._loop = self._loop or asyncio.new_event_loop()
+        try:
             return self._loop.run_until_complete(result)
-        return result
+        except Late:  # what is pending must not go on in the next call
+            self._loop.close()
+            self._loop = None
+            raise
+
+    def _seed(self, seed: int) -> None:
+        """Seed the random numbers of Python, and of NumPy where it is used, in a process of its own."""
+        if self.interrupts:
+            random.seed(seed)
+            if numpy := sys.modules.get("numpy"):
+                numpy.random.seed(seed % 2**32)
 
     def _text(self, result: Any) -> str:
         text = str(result)
@@ -94,6 +107,8 @@ def tools_of(environment: Any, functions: Sequence[Callable[..., Any]]) -> dict[
     ]
     tools: dict[str, Callable[..., Any]] = {}
     for tool in (*functions, *methods):
+        if not hasattr(tool, "__name__"):
+            raise InputError(f"a tool is a {type(tool).__name__} without a name; give a function.")
         if tools.setdefault(tool.__name__, tool) is not tool:
             raise InputError(f"two tools are called {tool.__name__!r}; rename one of them.")
     return tools
@@ -142,18 +157,6 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair has no tokens
 
 
-def _seed(seed: int) -> None:
-    """Seed the random numbers of Python, and of NumPy where it is used: an episode depends on no other."""
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)
-
-
-@contextmanager
-def _no_limit() -> Iterator[None]:
-    yield
-
-
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
     """Raise `Late` in this thread after so many seconds, and end the process if that is ignored."""
@@ -164,7 +167,7 @@ def _alarm(seconds: float) -> Iterator[None]:
         raise Late
 
     signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, LONGEST))
     try:
         yield
     finally:

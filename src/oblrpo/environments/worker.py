@@ -10,7 +10,7 @@ from oblrpo.environments.instance import Instance, description
 from oblrpo.errors import InputError, shown
 from oblrpo.rewards.worker import digest_of
 from oblrpo.user_code import load_named
-from oblrpo.workers import serve
+from oblrpo.workers import leave_channel, serve
 
 _loaded: dict[str, Any] = {}
 
@@ -53,15 +53,23 @@ def _live(factory: Any, functions: list[Any], settings: dict[str, Any]) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()  # a group of its own, to be killed alone
+        leave_channel()
         for stream in (1, 2):  # a thousand episodes would fill the terminal with what their tools print
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         with socket.socket(socket.AF_UNIX) as channel:
             channel.connect(settings["address"])
-            channel.sendall(json.dumps(os.getpid()).encode() + b"\n")
-            instance = Instance(factory, functions, settings["longest"], interrupts=True)
+            try:
+                instance = Instance(factory, functions, settings["longest"], interrupts=True)
+            except BaseException as error:  # of the user's code
+                channel.sendall(json.dumps(f"{type(error).__name__}: {shown(str, error)}").encode() + b"\n")
+                return
+            channel.sendall(json.dumps(own := os.getpid()).encode() + b"\n")
             for line in channel.makefile("rb"):
                 message, seconds = json.loads(line)
-                channel.sendall(json.dumps(instance.answer(message, seconds)).encode() + b"\n")
+                reply = instance.answer(message, seconds)
+                if os.getpid() != own:  # a fork of a tool's, which has come back
+                    return
+                channel.sendall(json.dumps(reply).encode() + b"\n")
     finally:
         os._exit(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -208,11 +209,13 @@ class ToolFormat:
 
 
 def _clean(value: Any, depth: int = 100) -> Any:
-    """A value of JSON without what others refuse in it: halves of surrogate pairs, and what is nested too deeply."""
+    """A value of JSON without what others refuse in it: halves of surrogate pairs, NaN, what is nested too deeply."""
     if not depth:
         raise ValueError("nested too deeply")
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, list):
         return [_clean(each, depth - 1) for each in value]
     if isinstance(value, dict):

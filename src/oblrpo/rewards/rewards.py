@@ -5,7 +5,7 @@ Built-in ones have the signature of the user's own: f(prompts, completions, **co
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from os.path import isfile
 from typing import Any, Literal
 
@@ -151,17 +151,16 @@ class Rewards:
             name for name, (each, _) in self._rewards.items() if hasattr(each, "takes") or vars(each).get("column")
         }
         for_each = {name: given if name in named else ours for name in self._rewards}
-        values = {name: self._values(name, for_each[name]) for name in self._rewards if name not in later}
-        calls = {name: in_thread(self._values, name, given) for name in later}
+        gone = {s for s, each in enumerate(completions) if isinstance(each, Episode) and not each.whole}
+        values = {name: self._values(name, for_each[name], gone) for name in self._rewards if name not in later}
+        calls = {name: in_thread(self._values, name, given, gone) for name in later}
         values |= {name: call.result() for name, call in calls.items()}
-        names, gone = ", ".join(f"'{name}'" for name in self._rewards), {id(e) for e in episodes if not e.whole}
+        names = ", ".join(f"'{name}'" for name in self._rewards)
         for name in self._rewards:
             self._earned.setdefault(name, []).extend(value for value in values[name] if isinstance(value, float))
         return [
-            None
-            if id(said) in gone
-            else self._sum([values[name][s] for name in self._rewards], names, f"{place(completions, s)}; {FIX}")
-            for s, said in enumerate(completions)
+            self._sum([values[name][s] for name in self._rewards], names, f"{place(completions, s)}; {FIX}")
+            for s in range(len(completions))
         ]
 
     def _sum(self, values: list[float | list[str] | None], names: str, where: str) -> float | None:
@@ -175,8 +174,8 @@ class Rewards:
         self._failed(f"reward {names} {f'with its weight is {total:g}' if parts else 'returned None'} for {where}")
         return None
 
-    def _values(self, name: str, given: Mapping[str, Any]) -> Values:
-        """Return the values of one reward, [] for those of a failed call that is masked."""
+    def _values(self, name: str, given: Mapping[str, Any], gone: Set[int]) -> Values:
+        """Return the values of one reward, [] for those of a failed call that is masked, and of those that are gone."""
         completions = given["completions"]
         try:
             values: Values = self._rewards[name][0](**given)
@@ -187,8 +186,9 @@ class Rewards:
             fix = "fix it, or leave such batches out with on_reward_error mask."
             self._failed(f"reward '{name}' {what}; {fix}", what.__cause__)
             return [[]] * len(completions)
+        values = [[] if s in gone else value for s, value in enumerate(values)]
         for s, value in enumerate(values):
-            if isinstance(value, list):
+            if isinstance(value, list) and value:
                 self._failed(f"reward '{name}' returned {value[0]} for {place(completions, s)}; {FIX}")
         return values
 

@@ -107,12 +107,16 @@ class EpisodeSampler:
             for index, context, turn in zip(ready, contexts, turns.draw(ready, contexts, rooms), strict=True):
                 if calls := self._took(rows[index], context, turn):
                     busy[in_thread(self._run, rows[index], calls)] = index, time.monotonic()
+                else:
+                    turns.end(index)
             ready = []
             while busy and not ready:
                 for done in sorted(_finished(busy), key=busy.__getitem__):
                     index, _ = busy.pop(done)
                     if self._read(rows[index], done.result(), longest):
                         ready.append(index)
+                    else:
+                        turns.end(index)
         if self.environments.reward:
             for asked in [in_thread(self._reward, row) for row in rows]:
                 asked.result()
@@ -145,11 +149,17 @@ class EpisodeSampler:
             prompts.append(_with_observation(problem.prompt, reply["text"]))
             rows[index].episode.observation = reply["text"]
             rows[index].episode.environment = rows[index].host.environment
-        for row, ids in zip(rows, self.policy.encode(prompts, room=longest), strict=True):
+        for row, ids in zip(rows, self.policy.tokens(prompts), strict=True):
             row.prompt = ids
+            if len(ids) + longest > self.policy.longest:
+                raise InputError(
+                    f"with what reset says ({row.episode.observation[:40]!r}) a prompt has {len(ids)} tokens, and "
+                    f"{longest} more (max_completion_length) are too many for the {self.policy.longest} that the model "
+                    "reads: let reset say less, or lower max_completion_length."
+                )
 
     def _took(self, row: _Row, context: list[int], turn: Turn) -> list[Any]:
-        """Note the turn of a row, and return the calls that it makes; none where the episode ends with it."""
+        """Take the turn of a row, and return the calls that it makes; none where the episode ends with it."""
         row.ids += turn.ids
         row.own += [1] * len(turn.ids)
         row.figures.append(turn.figures_KC)
@@ -172,11 +182,13 @@ class EpisodeSampler:
         for call in calls:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             reply = self._ask(row, {"call": name, "arguments": arguments}, self.limits.tool_seconds)
-            if row.broken or row.seconds > self.limits.episode_seconds:
+            if row.broken:
                 break
             results.append((name, reply.get("text", ""), bool(reply.get("failed"))))
             if reply.get("images"):
                 raise InputError(f"the tool '{name}' returned an image; oblrpo trains on text alone.")
+            if row.seconds > self.limits.episode_seconds:
+                break
         return results
 
     def _ask(self, row: _Row, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -189,7 +201,7 @@ class EpisodeSampler:
             row.broken = f"{what} {error}".strip()
             return {}
         finally:
-            row.seconds += time.monotonic() - begun
+            row.seconds += time.monotonic() - begun if "call" in message else 0.0
 
     def _read(self, row: _Row, results: list[tuple[str, str, bool]], longest: int) -> bool:
         """Put the results behind the tokens of a row, and return whether it goes on."""

@@ -99,6 +99,10 @@ class Turns(Protocol):
         """
         ...
 
+    def end(self, row: int) -> None:
+        """Forget a row, which takes no further turn."""
+        ...
+
 
 class TurnSampler(Protocol):
     """Draws turns of conversations, likewise."""

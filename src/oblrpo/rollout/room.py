@@ -38,8 +38,11 @@ class SamplingMemory:
         return max(0, int((room - self.constant) / max(1.0, of_one)))
 
 
-def sampling_memory(policy: Policy) -> SamplingMemory:
-    """Measure sampling of a few short rows; no product is computed, and torch's random state is put back."""
+def sampling_memory(policy: Policy, several_turns: bool = False) -> SamplingMemory:
+    """Measure sampling of a few short rows; no product is computed, and torch's random state is put back.
+
+    With several turns keys and values count twice: those that are kept of a turn, and those of the next.
+    """
     few, many = ROWS
     short, long = TOKENS
     with policy.seeded(0):
@@ -47,7 +50,7 @@ def sampling_memory(policy: Policy) -> SamplingMemory:
         read = (_trial(policy, few, 1, long) - _trial(policy, few, 1, short)) / (few * (long - short))
     token = (longer - start) / (few * (long - short))
     row = (more - start) / (many - few) - token * short
-    return SamplingMemory(start - few * (row + token * short), row, token, read)
+    return SamplingMemory(start - few * (row + token * short), row, token * (1 + several_turns), read)
 
 
 def _trial(policy: Policy, prompts: int, copies: int, length: int) -> int:

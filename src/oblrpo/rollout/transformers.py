@@ -85,6 +85,10 @@ class KeptTurns:
             for ids, figures_KC, count in zip(drawn.next_token_S.tolist(), figures_SKC, most, strict=True)
         ]
 
+    def end(self, row: int) -> None:
+        """Let go what was read of a row."""
+        self._kept.pop(row, None)
+
 
 @torch.no_grad()
 def sample(

@@ -202,6 +202,9 @@ class EngineTurns:
         tokens, logps = self._sampler.draw(once, G, rooms[::G], self._temperature)
         return [Turn(ids, torch.tensor([row])) for ids, row in zip(tokens, logps, strict=True)]
 
+    def end(self, row: int) -> None:
+        """Leave it to the engine, which lets go what nobody has asked for lately."""
+
 
 def _unpack_experts(model: Any) -> None:
     """Let vLLM pack experts anew when it reloads them: on a CPU it does so only where they have no kernel yet."""

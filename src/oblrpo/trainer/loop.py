@@ -149,7 +149,8 @@ def text_metrics(problems: Sequence[Problem], step: StepResult, ends: Sequence[i
     parts = ([getattr(each, name) for each in problems] for name in ("answer", "columns", "text"))
     answers = [answer for answer in answers_of(*parts) for _ in range(G)]
     count_V = token_counts(rollouts.sequences.completion_SC, rollouts.sequences.own_SC, ends, max(ends) + 1)
-    said = [tuple(token for token in row if token not in ends) for row in rollouts.ids()]
+    own = (tuple(token for token in row if token not in ends) for row in rollouts.ids())  # without what tools have said
+    said: Sequence[Any] = rollouts.completions if rollouts.episodes is None else list(own)
     return variety(said, count_V, answers)
 
 
@@ -529,7 +530,7 @@ class Trainer:
                     sampler.sync(self.policy)
                 accuracy, rows, loss = heldout_accuracy(
                     self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, sampler,
-                    swap=swap and not (self.environments and self.environments.reward),  # it has seen one prompt alone
+                    swap=swap and not self.environments,  # which have seen one prompt alone
                 )  # fmt: skip
             if other:
                 sampler.sync(self.policy)

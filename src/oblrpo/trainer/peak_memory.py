@@ -117,7 +117,7 @@ def peak_memory(
     keys_values = rows = 0
     if rollout.sampler == "transformers":
         rows = min(rollout.max_num_seqs or most_rows(config), most_rows(config))
-        G, sampling = rollout.num_generations, sampling or sampling_memory(policy)
+        G, sampling = rollout.num_generations, sampling or sampling_memory(policy, bool(config.turns.names))
         keys_values = sampling.of(-(-rows // G), G, prompt_length, rollout.max_completion_length)
     activations, slack, tokens = _activations(policy, config, prompt_length)
     return PeakMemory(
@@ -159,7 +159,8 @@ def fit(
     sample = rollout.sampler == "transformers" and not rollout.max_num_seqs
     if not (bound or sample):
         return config, None
-    room, sampling = free_bytes(policy.device), sampling_memory(policy) if sample else None
+    room = free_bytes(policy.device)
+    sampling = sampling_memory(policy, bool(config.turns.names)) if sample else None
     peak = peak_memory(policy, config, prompt_length, sampling=sampling)
     if sampling is not None:
         ahead = peak.kept - peak.weights + peak.update

@@ -20,6 +20,7 @@ from oblrpo.policy.model import LEAST_COMPLETION
 from oblrpo.policy.sequences import MicroBatches
 from oblrpo.policy.tool_calls import ToolFormat
 from oblrpo.rewards import Rewards, split_weight
+from oblrpo.rewards.built_in import is_built_in
 from oblrpo.rollout import EpisodeSampler, Sampler, make_sampler
 from oblrpo.settings import RolloutConfig, TrainConfig, flatten, with_settings
 from oblrpo.step import Learner, Looks, Movement, StepBaseline, counted
@@ -63,6 +64,8 @@ def environments_of(config: TrainConfig, objects: Objects | None = None) -> tupl
     objects.check(environment=turns.names)
     environments = Environments(turns.environment, turns.tools, turns.max_tool_response_length, objects.environments)
     own, named = environments.reward, [split_weight(name)[0] for name in task.rewards]
+    if is_built_in(own):
+        raise InputError(f"the environment's class is called {own}, as a reward of ours is; give it another name.")
     if own and own not in named:
         config = replace(config, task=replace(task, rewards=(*task.rewards, own)))
     return replace(config, policy=replace(config.policy, chat=True)), environments
