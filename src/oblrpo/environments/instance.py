@@ -72,6 +72,11 @@ class Instance:
                 return {"text": self._text({"error": shown(str, error)}), "failed": what}
         return {"text": self._text({"error": what}), "failed": what}
 
+    def close(self) -> None:
+        """Close the event loop, unless a late call is still in it."""
+        if self._loop and not self._loop.is_running():
+            self._loop.close()
+
     def _awaited(self, result: Any) -> Any:
         """What a method returned, or what its coroutine returns; all run in one event loop, which clients belong to."""
         if not inspect.iscoroutine(result):
@@ -80,7 +85,7 @@ class Instance:
         try:
             return self._loop.run_until_complete(result)
         except Late:  # what is pending must not go on in the next call
-            self._loop.close()
+            self.close()
             self._loop = None
             raise
 
