@@ -1,4 +1,4 @@
-"""Guess a number from 1 to 7 in three guesses: enough for who halves what is left, so every turn needs all before it.
+"""Guess a number from 1 to 7 in three guesses, enough for anyone who halves what is left: a turn needs all before it.
 
     python examples/environments/data.py data                    # games, and some to imitate
     python examples/environments/small_policy.py models/small    # a policy that has never seen either

@@ -130,7 +130,8 @@ def exchange(channel: socket.socket, request: bytes, seconds: float) -> Any:
     """
     channel.settimeout(min(seconds, LONGEST))
     try:
-        channel.sendall(request)
+        if request:  # else the other side speaks first, and may have ended since
+            channel.sendall(request)
         with channel.makefile("rb") as replies:
             reply = replies.readline()
     except TimeoutError:

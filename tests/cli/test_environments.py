@@ -87,6 +87,8 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
     assert any(text.startswith("{'error': 'took long... (the first 20") for text in said)
     last = metrics_of(tmp_path / "run")[-1]
     assert 0 < last["completions/masked_ratio"] < 1
+    told = "ended early; these are left out. The first: the tool 'do': "
+    assert " ".join((out + err).split()).count(told) == 1
     assert last["tools/failure_frequency"] > 0
     assert last["turns/mean"] > 1
 
@@ -95,14 +97,15 @@ def test_a_run_goes_on_whatever_its_tools_do(oblrpo, command, tmp_path):
     ("given", "words"),
     [
         ({"bad": 3}, r"reset of Do failed for the prompt 'Row \d+': OSError: no net"),
-        ({"reward": "1 / 0"}, "reward 'Do' returned ZeroDivisionError: division by zero"),
+        ({"reward": "1 / 0"}, r"reward 'Do' returned an error, ZeroDivisionError: division by zero \(do.py line 2\d\)"),
         ({"reward": "'much'"}, "reward 'Do' returned 'much'"),
         ({"action": "return [{'type': 'image', 'image': 0}]"}, "the tool 'do' returned an image"),
         ({"--data": None, "--task": "arithmetic"}, "environment needs data"),
         ({"--no-chat": None}, "leave out --no-chat"),
         ({"--environment": "nowhere.py:Do"}, "environment file nowhere.py does not exist"),
         ({"--tools": "nowhere.py:do"}, "tool file nowhere.py does not exist"),
-        ({"--max-turns": 0}, "max_turns is 0"),
+        ({"--max-turns": 1}, "max_turns is 1"),
+        ({"--model": ""}, "tools need a model whose chat template shows them"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_sentence(oblrpo, command, given, words):

@@ -373,7 +373,7 @@ def test_a_reward_that_carries_other_values_is_not_resumed_with_and_what_cannot_
             train(reward=other, resume=True, steps=2)
     train(reward=[Less(3), functools.partial(letters, mine=3)], resume=True, steps=2, progress=True)
     said = " ".join(capsys.readouterr().out.split())
-    assert "cannot check whether reward 'python:Less' has changed: there is no digest of lock (lock)." in said
+    assert "cannot check whether 'python:Less' has changed: there is no digest of lock (lock)." in said
     assert "'python:letters' has changed" not in said
 
 

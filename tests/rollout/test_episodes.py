@@ -223,7 +223,7 @@ def test_a_run_whose_environments_all_end_is_refused(tiny_policy, monkeypatch):
     sampler = sampler_of(policy, Broken, tool_seconds=0.05)
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "plus", "arguments": {"n": 1}}}]}
     monkeypatch.setattr(sampler.format, "parse", lambda *_: call, raising=False)
-    with pytest.raises(InputError, match=r"no environment lived to the end .* the tool 'plus' no answer after 0.05 s"):
+    with pytest.raises(InputError, match=r"no environment lived to the end .* the tool 'plus': no answer after 0.05 s"):
         sampler.sample(PROBLEMS[:1], 2, 200, 1.0)
 
 

@@ -55,7 +55,7 @@ class Environments:
     process, in threads, where nothing can end a call that hangs; its environment is then used no further.
 
     Args:
-        environment: `file.py:Class`, or a word of `objects`; "": there are tools alone.
+        environment: `file.py:Class`, or a word of `objects`; "": there are tools alone, or none at all.
         tools: functions without a state, likewise.
         longest: characters of a result that the policy reads.
         objects: classes and functions of this program by the words that stand for them.
@@ -66,7 +66,7 @@ class Environments:
 
     def __init__(
         self,
-        environment: str,
+        environment: str = "",
         tools: Sequence[str] = (),
         longest: int = 2000,
         objects: Mapping[str, Callable[..., Any]] | None = None,
@@ -82,7 +82,12 @@ class Environments:
                 "their path; give all of one kind."
             )
         self._make: Callable[[int], list[Host]]
-        if of_program:
+        self._template: Worker | None = None
+        self.digests_and_gaps: dict[str, tuple[str, Sequence[str]]] = {}
+        """SHA-256 of what each is now, and what it lacks, as of `Rewards.digests_and_gaps`."""
+        if not names:
+            about: dict[str, Any] = {"kind": "", "rewards": False, "tools": []}
+        elif of_program:
             factory, functions = given.get(environment), [given[name] for name in tools]
             self._make = partial(self._in_threads, factory, functions, plain_name(environment))
             self.put_back(self.take(1))
@@ -101,10 +106,16 @@ class Environments:
         """The name that its reward goes by, the same; "" where it gives none."""
         self.tools: list[dict[str, Any]] = about["tools"]
         """The JSON schemas of all tools."""
+        self.warn: Callable[[str], None] = lambda note: None
+        """Is told what a user should know while they are used."""
         self.about = (
             f"{', '.join(tool['function']['name'] for tool in self.tools)} ({', '.join(map(plain_name, names))})"
         )
         """The names of all tools, and of what has them."""
+
+    def __bool__(self) -> bool:
+        """Return whether there is any."""
+        return bool(self.tools)
 
     def take(self, count: int) -> list[Host]:
         """Return so many environments, which are to be given back with `put_back`."""
@@ -125,8 +136,8 @@ class Environments:
 
     def close(self) -> None:
         """End all of them; they start again when they are needed."""
-        if template := getattr(self, "_template", None):
-            template.stop()  # with all processes that it has forked
+        if self._template:
+            self._template.stop()  # with all processes that it has forked
         for host in self._hosts:
             host.leave()
         self._hosts = self._free = []
@@ -164,6 +175,7 @@ class Environments:
                 listener.bind(address := str(Path(folder, "episodes")))
                 listener.listen(count)
                 listener.settimeout(START)
+                assert self._template is not None
                 reply = self._template.ask({**self._named, "address": address, "count": count}, START)
                 if refused := reply.get("refused"):
                     raise InputError(refused)
@@ -183,9 +195,12 @@ class _Process:
 
     def __init__(self, channel: socket.socket, names: str) -> None:
         self._channel = channel
-        if isinstance(pid := exchange(channel, b"", START), str):
+        try:
+            if isinstance(pid := exchange(channel, b"", START), str):
+                raise InputError(f"environment '{names}' cannot be made: {pid}.")
+        except BaseException:
             channel.close()
-            raise InputError(f"environment '{names}' cannot be made: {pid}.")
+            raise
         self.process = psutil.Process(pid)
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:

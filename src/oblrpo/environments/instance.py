@@ -5,9 +5,11 @@ import inspect
 import random
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError, shown
@@ -70,6 +72,8 @@ class Instance:
             what = f"{type(error).__name__}: {shown(str, error)}"
             if "call" in message:
                 return {"text": self._text({"error": shown(str, error)}), "failed": what}
+            frames = traceback.extract_tb(error.__traceback__)
+            what += f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" * (len(frames) > 1)
         return {"text": self._text({"error": what}), "failed": what}
 
     def close(self) -> None:
@@ -137,9 +141,10 @@ def description(instance: Instance, name: str) -> dict[str, Any]:
         try:
             schemas.append(get_json_schema(function))
         except Exception as error:  # of transformers' own kinds, whose words say what is missing
+            why = " ".join(str(error).split()).rstrip(".")
             raise InputError(
-                f"the tool '{tool}' of '{name}' cannot be described to the policy: {' '.join(str(error).split())} "
-                "Give its arguments type hints, and a docstring with a line for each under 'Args:'."
+                f"the tool '{tool}' cannot be described to the policy: {why}. Give its arguments type hints, and a "
+                "docstring with a line for each under 'Args:'; or begin its name with _ if it is no tool."
             ) from None
     return {"kind": kind.__name__, "rewards": callable(getattr(kind, "get_reward", None)), "tools": schemas}
 

@@ -45,6 +45,7 @@ class _Row:
     seconds: float = 0.0  # spent in tools
     episode: Episode = field(default_factory=Episode)
     broken: str = ""  # what became of its environment
+    failed: str = ""  # the first call that failed
 
 
 @dataclass
@@ -61,6 +62,8 @@ class EpisodeSampler:
     environments: Environments
     format: ToolFormat
     limits: TurnsConfig
+    told: set[str] = field(default_factory=set)
+    """What was said once: that most calls fail, or that environments end before their episodes."""
     takes_problems = True
 
     def sync(self, policy: Policy) -> None:
@@ -91,9 +94,23 @@ class EpisodeSampler:
             if row.broken:
                 self.environments.end(row.host)
         self.environments.put_back([row.host for row in rows if not row.broken])
+        self._tell(rows)
         if all(row.broken for row in rows):
             raise InputError(f"no environment lived to the end of its episode; the first: {rows[0].broken}.")
         return join(blocks)
+
+    def _tell(self, rows: list[_Row]) -> None:
+        calls, failures = sum(row.episode.calls for row in rows), sum(row.episode.failures for row in rows)
+        ended, failed = [row.broken for row in rows if row.broken], [row.failed for row in rows if row.failed]
+        notes = {}
+        if ended:
+            notes["ended"] = f"the environments of {len(ended)} of {len(rows)} episodes ended early; these are left out"
+        if failed and 2 * failures > calls:
+            notes["failed"] = f"{failures} of {calls} calls of tools failed"
+        for kind, note in notes.items():
+            if kind not in self.told:
+                self.told.add(kind)
+                self.environments.warn(f"{note}. The first: {(ended if kind == 'ended' else failed)[0]}.")
 
     def _block(self, problems: Sequence[Problem], rows: list[_Row], longest: int, temperature: float) -> Rollouts:
         G = len(rows) // len(problems)
@@ -144,8 +161,11 @@ class EpisodeSampler:
         for index, call in enumerate(calls):
             problem, reply = problems[index // G], call.result()
             if failed := rows[index].broken or reply.get("failed"):
-                name = self.environments.name or "the tools"
-                raise InputError(f"reset of {name} failed for the prompt {problem.text[:40]!r}: {failed}.")
+                given = ", ".join({"prompt": 0, "answer": 0} | dict(problem.columns))
+                raise InputError(
+                    f"reset of {self.environments.name or 'the tools'} failed for the prompt {problem.text[:40]!r}: "
+                    f"{failed}; it is given {given}."
+                )
             prompts.append(_with_observation(problem.prompt, reply["text"]))
             rows[index].episode.observation = reply["text"]
             rows[index].episode.environment = rows[index].host.environment
@@ -185,6 +205,7 @@ class EpisodeSampler:
             if row.broken:
                 break
             results.append((name, reply.get("text", ""), bool(reply.get("failed"))))
+            row.failed = row.failed or (f"the tool '{name}': {reply['failed']}" if "failed" in reply else "")
             if reply.get("images"):
                 raise InputError(f"the tool '{name}' returned an image; oblrpo trains on text alone.")
             if row.seconds > self.limits.episode_seconds:
@@ -197,8 +218,14 @@ class EpisodeSampler:
         try:
             return row.host.ask(message, seconds)
         except (TimeoutError, WorkerDied) as error:
-            what = f"the tool '{message['call']}'" if "call" in message else "get_reward" if "value" in message else ""
-            row.broken = f"{what} {error}".strip()
+            what = (
+                f"the tool '{message['call']}'"
+                if "call" in message
+                else "get_reward"
+                if "value" in message
+                else "reset"
+            )
+            row.broken = f"{what}: {error}"
             return {}
         finally:
             row.seconds += time.monotonic() - begun if "call" in message else 0.0
@@ -209,7 +236,7 @@ class EpisodeSampler:
         episode.calls += len(results) + bool(row.broken)
         episode.failures += sum(failed for *_, failed in results) + bool(row.broken)
         if row.broken or row.seconds > self.limits.episode_seconds:
-            episode.stop = "error" if row.broken else "timeout"
+            episode.stop, episode.error = ("error", row.broken) if row.broken else ("timeout", "")
             return False
         ids = self.format.results(message, [(name, text) for name, text, _ in results], row.ids)
         if len(row.ids) + len(ids) >= longest:  # nothing could be said to them
@@ -224,9 +251,9 @@ class EpisodeSampler:
     def _reward(self, row: _Row) -> None:
         if not row.broken:
             reply = self._ask(row, {"value": True}, self.limits.episode_seconds)
-            row.episode.reward = reply.get("value") if "failed" not in reply else [reply["failed"]]
+            row.episode.reward = reply.get("value") if "failed" not in reply else [f"an error, {reply['failed']}"]
         if row.broken:
-            row.episode.stop = "error"
+            row.episode.stop, row.episode.error = "error", row.broken
 
     def _rollouts(self, rows: list[_Row], G: int) -> Rollouts:
         device, padding = self.policy.device, self.policy.pad_token

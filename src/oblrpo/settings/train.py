@@ -119,7 +119,7 @@ class TurnsConfig:
     get_reward(), if there is one, rewards it, as in TRL (docs/environments.md). Empty: none."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call, as file.py:function, with type hints and a docstring."""
-    max_turns: Annotated[int, Range(1), NO_TOOLS] = 8
+    max_turns: Annotated[int, Range(2), NO_TOOLS] = 8
     """Most turns of the policy in an episode; the calls of the last are not made."""
     tool_seconds: Annotated[float, Range(0.001), NO_TOOLS] = 10.0
     """Time limit for one call of a tool, in seconds; the policy reads that it was exceeded."""

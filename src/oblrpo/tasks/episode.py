@@ -23,6 +23,8 @@ class Episode(list[Message]):
         """All of it as text, without special tokens."""
         self.stop = ""
         """Why it ended, one of `STOPS`."""
+        self.error = ""
+        """What became of its environment, where it stopped with `error`."""
         self.turns = 0
         """The policy's turns."""
         self.calls = 0
@@ -51,5 +53,6 @@ def logged(said: str | Episode) -> dict[str, Any]:
     """What the log of completions has of one; of an episode also how it ended, its turns, and all of its messages."""
     if isinstance(said, str):
         return {"completion": said}
-    ended = {"stop": said.stop, "turns": said.turns, "calls": said.calls, "failures": said.failures}
+    ended: dict[str, Any] = {"stop": said.stop} | ({"error": said.error} if said.error else {})
+    ended |= {"turns": said.turns, "calls": said.calls, "failures": said.failures}
     return {"completion": said.text, "observation": said.observation} | ended | {"messages": list(said)}

@@ -134,8 +134,8 @@ def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -
     checkpoint = folder.newest_whole()[0] if step is None else folder.checkpoint(step)
     if checkpoint is None:
         raise InputError(f"{folder.path} has no checkpoint yet; try again once one is saved (save_steps).")
-    given, own = config.task, environments.reward if environments else ""
-    rewards = Rewards(task, given.rewards, given.on_reward_error, given.reward_seconds, environment=own)
+    given = config.task
+    rewards = Rewards(task, given.rewards, given.on_reward_error, given.reward_seconds, environment=environments.reward)
     try:
         policy, state = load_checkpoint(checkpoint, config), load_state(checkpoint)
         policy = with_tools(policy, environments)
@@ -147,8 +147,7 @@ def look(run: Path, prompts: int = 0, step: int | None = None, first: int = 0) -
         found = [_batch(learner, task.train_batch(FIRST_STEP + number, size), config, number) for number in numbers]
     finally:
         rewards.close()
-        if environments:
-            environments.close()
+        environments.close()
     batches, step = [batch for batch in found if batch is not None], int(state["step"])
     if len(batches) < 2:
         raise InputError(f"{folder.path}, step {step}: too few completions have a reward; check the reward's errors.")

@@ -274,9 +274,10 @@ class Trainer:
         self.config, self.algorithm = config, resolve(config.algorithm, config.optim)
         self.task = task_of(config, self.objects)
         shown = read_rows(config, self.objects)
-        given = config.task
-        functions, own = self.objects.functions, self.environments.reward if self.environments else ""
-        self.rewards = Rewards(self.task, given.rewards, given.on_reward_error, given.reward_seconds, functions, own)
+        given, own = config.task, self.environments.reward
+        self.rewards = Rewards(
+            self.task, given.rewards, given.on_reward_error, given.reward_seconds, self.objects.functions, own
+        )
         self.resume, self.notes = resume, list[str]()  # notes about a resumed run
         sources = sources_of(config, self.task, shown, self.rewards, self.environments)
         self.identity = self._identity(sources, accept_changed)
@@ -363,8 +364,7 @@ class Trainer:
                 raise
             finally:
                 self._note_rewards()
-                if self.environments:
-                    self.environments.close()
+                self.environments.close()
 
     def _note_rewards(self) -> None:
         """Note what has become of rewards that carry values: this program may resume with the same objects."""
@@ -396,6 +396,7 @@ class Trainer:
                 f"the baseline {self.algorithm.baseline!r} depends on the completion that it is subtracted from, "
                 "which biases the gradient. Leave that completion out of it."
             )
+        self.environments.warn = progress.warn
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)
         use_averaged_weights(self.learner.optimizer)
@@ -475,10 +476,8 @@ class Trainer:
             )
         if changed:
             self.notes.append(f"changed since the run was started, and accepted: {changed}.")
-        carried = {f"reward '{name}'": gaps for name, (_, gaps) in self.rewards.digests_and_gaps().items()}
-        named = self.environments.digests_and_gaps if self.environments else {}
-        for name, parts in (carried | {f"'{name}'": gaps for name, (_, gaps) in named.items()}).items():
-            lacks = f"cannot check whether {name} has changed: there is no digest of {', '.join(parts)}."
+        for name, (_, parts) in (self.rewards.digests_and_gaps() | self.environments.digests_and_gaps).items():
+            lacks = f"cannot check whether '{name}' has changed: there is no digest of {', '.join(parts)}."
             self.notes += [lacks] if parts else []
         return replace(begun.resumed(sources), about=self.task.about)
 

@@ -53,17 +53,23 @@ def policy_of(config: TrainConfig, objects: Objects, checkpoint: Path | None) ->
     return load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
 
 
-def environments_of(config: TrainConfig, objects: Objects | None = None) -> tuple[TrainConfig, Environments | None]:
+def environments_of(config: TrainConfig, objects: Objects | None = None) -> tuple[TrainConfig, Environments]:
     """Return the environments of a run, if it has any, and its config with their reward, as in TRL, and with chat."""
     turns, task = config.turns, config.task
     if not turns.names:
-        return config, None
+        return config, Environments()
+    if not config.policy.model:
+        raise InputError("tools need a model whose chat template shows them, and none is named: set model.")
     if config.policy.chat is False:
         raise InputError("calls and results of tools are shown by the model's chat template: leave out --no-chat.")
     objects = objects or Objects()
     objects.check(environment=turns.names)
     environments = Environments(turns.environment, turns.tools, turns.max_tool_response_length, objects.environments)
     own, named = environments.reward, [split_weight(name)[0] for name in task.rewards]
+    if turns.environment and not own and not task.rewards:
+        raise InputError(
+            f"environment {environments.name} has no get_reward(self) and the run no rewards: define it, or name some."
+        )
     if is_built_in(own):
         raise InputError(f"the environment's class is called {own}, as a reward of ours is; give it another name.")
     if own and own not in named:
@@ -75,6 +81,10 @@ def with_tools(policy: Policy, environments: Environments | None) -> Policy:
     """Return the policy with prompts that show the tools of its environments."""
     if not environments:
         return policy
+    if policy.tokenizer.chat_template is None:
+        raise InputError(
+            "tools need a chat template that shows them, and the model's tokenizer has none: give an instruct model."
+        )
     args = {**policy.format.template_args, "tools": environments.tools}
     return replace(policy, format=replace(policy.format, template_args=args))
 
