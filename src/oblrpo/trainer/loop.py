@@ -150,7 +150,8 @@ def text_metrics(problems: Sequence[Problem], step: StepResult, ends: Sequence[i
     answers = [answer for answer in answers_of(*parts) for _ in range(G)]
     count_V = token_counts(rollouts.sequences.completion_SC, rollouts.sequences.own_SC, ends, max(ends) + 1)
     own = (tuple(token for token in row if token not in ends) for row in rollouts.ids())  # without what tools have said
-    said: Sequence[Any] = rollouts.completions if rollouts.episodes is None else list(own)
+    all_own = bool((rollouts.sequences.own_SC == rollouts.sequences.mask_ST[:, rollouts.sequences.start :]).all())
+    said: Sequence[Any] = rollouts.completions if all_own else list(own)
     return variety(said, count_V, answers)
 
 
