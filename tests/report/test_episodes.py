@@ -160,3 +160,12 @@ def test_a_run_with_tools_has_charts_of_turns_and_calls(write_run):
     charts = [chart for chart in CHARTS if chart.keys in of_tools]
     assert [len(DRAWN[chart.kind](with_, chart)) for chart in charts] == [1, 1, 0]
     assert not any(DRAWN[chart.kind](without, chart) for chart in charts)
+
+
+def test_calls_that_were_not_made_are_shown_as_such():
+    """A turn that was cut in a call, or one too many, has made none of its calls."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    result = {"role": "tool", "name": "f", "content": "1"}
+    for messages, calls, last in (([call, result, call], 1, "would call"), ([call, result, call], 2, "calls")):
+        lines = lines_of({"messages": messages, "stop": "length", "calls": calls})
+        assert [who for who, _, _ in lines] == ["policy calls", "f", f"policy {last}"]

@@ -22,7 +22,9 @@ def lines_of(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return who speaks, what is said, and its kind: `own` of the policy, `read` by it, or `failed` of a call."""
     first = row.get("observation")
     lines = [("environment", str(first), "read")] if first else []
-    for message in row["messages"]:
+    # Calls of the last turn are not made where it was cut, or one too many.
+    made_last = row.get("calls", 0) > sum(len(calls_of(message)) for message in row["messages"][:-1])
+    for number, message in enumerate(row["messages"], start=1):
         content = str(message.get("content") or "")
         if message.get("role") == "tool":
             failed = content.startswith(FAILED)
@@ -30,7 +32,8 @@ def lines_of(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             continue
         if thought := message.get("reasoning_content"):
             lines.append(("policy thinks", str(thought), "own"))
-        calls = [("policy calls", call, "own") for call in calls_of(message)]
+        made = number < len(row["messages"]) or made_last
+        calls = [("policy calls" if made else "policy would call", call, "own") for call in calls_of(message)]
         lines += [("policy", content, "own")] if content.strip() or not calls else []
         lines += calls
     if (more := len(lines) - MOST_LINES) > 0:
