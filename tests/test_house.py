@@ -18,7 +18,7 @@ LABORATORY = {
 }
 
 
-MOST_LINES = 34_260
+MOST_LINES = 34_255
 """Lines of Python in the package, with docstrings and blank lines: what comes in has to send something out."""
 
 

@@ -163,3 +163,13 @@ def test_evaluate_says_what_it_does_not_do(oblrpo, command, tmp_path):
     code, _, err = oblrpo("evaluate", "--model", tmp_path / "run")
     assert code == 2
     assert "oblrpo evaluate draws single answers" in err
+
+
+def test_an_environment_that_nothing_rewards_is_refused(oblrpo, command, tmp_path):
+    """Else its answers would be compared with those of the data, which has none."""
+    arguments = command()
+    (tmp_path / "do.py").write_text((tmp_path / "do.py").read_text().replace("get_reward", "_get_reward"))
+    code, _, err = oblrpo(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "environment Do has no get_reward(self) and the run no rewards: define it, or name some." in err
+    assert oblrpo(*arguments, "--rewards", "length@0.1")[0] == 0

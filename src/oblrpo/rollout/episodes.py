@@ -218,13 +218,9 @@ class EpisodeSampler:
         try:
             return row.host.ask(message, seconds)
         except (TimeoutError, WorkerDied) as error:
-            what = (
-                f"the tool '{message['call']}'"
-                if "call" in message
-                else "get_reward"
-                if "value" in message
-                else "reset"
-            )
+            what = "get_reward" if "value" in message else "reset"
+            if "call" in message:
+                what = f"the tool '{message['call']}'"
             row.broken = f"{what}: {error}"
             return {}
         finally:

@@ -77,8 +77,7 @@ METRICS = (
            verl="response_length/clip_ratio",
            others="clipped_ratio clipped_completions_ratio response_clip_ratio truncated_ratio is_truncated "
            "no_eos_ratios"),
-    Metric("turns/mean", "turns of the policy in an episode", "turns", when="with an environment or tools",
-           others="num_turns/mean"),
+    Metric("turns/mean", "turns of the policy in an episode", "turns", when="with an environment or tools"),
     Metric("tools/call_frequency", "calls of tools in an episode, mean over episodes", when="in the same runs",
            trl=TRL),
     Metric("tools/failure_frequency", "share of calls that returned an error, which the policy has read",

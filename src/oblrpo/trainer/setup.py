@@ -26,7 +26,7 @@ from oblrpo.settings import RolloutConfig, TrainConfig, flatten, with_settings
 from oblrpo.step import Learner, Looks, Movement, StepBaseline, counted
 from oblrpo.step.look import look_steps
 from oblrpo.step.reference import Reference
-from oblrpo.tasks import DataTask, Problem, Task
+from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task
 from oblrpo.trainer.optimizers import make_optimizer, make_scheduler
 
 SMALL_MODEL = 5_000_000  # parameters up to which one CPU thread is fastest
@@ -66,7 +66,7 @@ def environments_of(config: TrainConfig, objects: Objects | None = None) -> tupl
     objects.check(environment=turns.names)
     environments = Environments(turns.environment, turns.tools, turns.max_tool_response_length, objects.environments)
     own, named = environments.reward, [split_weight(name)[0] for name in task.rewards]
-    if turns.environment and not own and not task.rewards:
+    if turns.environment and task.data and task.task not in BENCHMARKS and not own and not task.rewards:
         raise InputError(
             f"environment {environments.name} has no get_reward(self) and the run no rewards: define it, or name some."
         )
